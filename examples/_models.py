@@ -1,0 +1,47 @@
+"""The network of a run, compiled."""
+
+from __future__ import annotations
+
+import keras
+from _config import TrainConfig
+
+import tf_largebatch as tlb
+
+_BUILDERS = {
+    "resnet_small": tlb.models.ResNetSmall,
+    "resnet18": tlb.models.ResNet18,
+    "resnet34": tlb.models.ResNet34,
+    "resnet50": tlb.models.ResNet50,
+    "resnet101": tlb.models.ResNet101,
+    "resnet152": tlb.models.ResNet152,
+}
+
+
+def build_model(
+    config: TrainConfig,
+    recipe: tlb.Recipe,
+    *,
+    num_classes: int,
+    input_shape: tuple[int, ...],
+) -> keras.Model:
+    """Returns the network, compiled with SGD on the recipe's learning rates.
+
+    Weight decay is the optimizer's, so the models get none.
+    """
+    options = {"depth": config.depth} if config.model == "resnet_small" else {}
+    model = _BUILDERS[config.model](
+        num_classes, input_shape=input_shape, seed=config.seed, **options
+    )
+    model.compile(
+        optimizer=tlb.optimizers.MomentumSGD(
+            recipe.learning_rate_schedule(),
+            momentum=config.momentum,
+            nesterov=config.momentum > 0,
+            weight_decay=config.weight_decay,
+        ),
+        loss=tlb.losses.SparseCategoricalCrossentropy(
+            from_logits=True, label_smoothing=config.label_smoothing
+        ),
+        metrics=["accuracy"],
+    )
+    return model

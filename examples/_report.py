@@ -1,0 +1,89 @@
+"""The files that a run leaves, written by the chief."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from _config import TrainConfig
+
+import tf_largebatch as tlb
+
+
+def refuse_finished_run(run_dir: Path) -> None:
+    """Raises ConfigurationError if the folder holds a run that came to its end."""
+    if (run_dir / "summary.json").exists():
+        raise tlb.ConfigurationError(
+            f"--run_dir={run_dir} already holds a finished run (summary.json); give another folder."
+        )
+
+
+def write_config(config: TrainConfig, recipe: tlb.Recipe, run_dir: Path) -> None:
+    """config.json: the settings, and the recipe that they make with the number of replicas."""
+    contents = {**dataclasses.asdict(config), "recipe": recipe.to_dict()}
+    _write_json(contents, run_dir / "config.json")
+
+
+def weights_sha256(model: keras.Model) -> str:
+    """SHA-256 over the trained weights' bytes, in the model's order: equal on all workers."""
+    digest = hashlib.sha256()
+    for weight in model.trainable_weights:
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(weight)).tobytes())
+    return digest.hexdigest()
+
+
+def save_model(model: keras.Model, path: Path) -> None:
+    """Saves under another name first, so that `path` is a whole model or is not there."""
+    temporary = path.with_name(f".{path.name}.partial.keras")  # Keras asks for the extension
+    model.save(temporary)
+    os.replace(temporary, path)
+
+
+def write_summary(
+    model: keras.Model,
+    recipe: tlb.Recipe,
+    history: Mapping[str, Sequence[float]],
+    run_dir: Path,
+    *,
+    num_workers: int,
+) -> dict[str, Any]:
+    """summary.json, the last file of a run; returns its contents.
+
+    `images_per_second` is the median of the epochs without the first, which compiles.
+    """
+    speeds = history["images_per_second"]
+    summary = {
+        "final_val_accuracy": history["val_accuracy"][-1],
+        "final_val_loss": history["val_loss"][-1],
+        "final_train_accuracy": history["accuracy"][-1],
+        "images_per_second": statistics.median(speeds[1:] or speeds),
+        "global_batch_size": recipe.global_batch_size,
+        "num_workers": num_workers,
+        "num_replicas": recipe.num_replicas,
+        "epochs": recipe.epochs,
+        "steps": int(model.optimizer.iterations.numpy()),
+        "weights_sha256": weights_sha256(model),
+        "versions": {
+            "tf_largebatch": tlb.__version__,
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "numpy": np.__version__,
+        },
+    }
+    _write_json(summary, run_dir / "summary.json")
+    return summary
+
+
+def _write_json(contents: Mapping[str, Any], path: Path) -> None:
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(json.dumps(contents, indent=2) + "\n")
+    os.replace(temporary, path)

@@ -1,0 +1,112 @@
+"""Trains an image classifier with the large-minibatch recipe, on one worker or on many.
+
+Alone:        python examples/train.py --run_dir=runs/alone
+Two workers:  the same, behind `python tools/launch_local_cluster.py --workers=2 --`
+
+Every worker runs this script with its own TF_CONFIG; without one it runs on this host alone. The
+chief writes to --run_dir: config.json, history.csv, model.keras, plots/, tensorboard/ and, when all
+is done, summary.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import _config
+from _callbacks import epoch_callbacks
+from _config import TrainConfig, config_from_flags, define_flags
+from _datasets import load_dataset
+from _models import build_model
+from _plots import write_plots
+from _report import refuse_finished_run, save_model, write_config, write_summary
+from absl import app, flags
+
+import tf_largebatch as tlb
+
+
+def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
+    """Trains as `config` says; returns the chief's summary, None on the other workers."""
+    run_dir = Path(config.run_dir)
+    refuse_finished_run(run_dir)
+    strategy = tlb.LargeBatchStrategy(all_reduce=config.all_reduce)
+    topology = strategy.topology
+    dataset = load_dataset(config.dataset)
+    recipe = tlb.Recipe(
+        num_examples=len(dataset.train[1]),
+        per_replica_batch_size=config.per_replica_batch_size,
+        num_replicas=strategy.num_replicas_in_sync,
+        base_learning_rate=config.base_learning_rate,
+        base_batch_size=config.base_batch_size,
+        epochs=config.epochs,
+        warmup=config.warmup,
+        warmup_epochs=config.warmup_epochs,
+        decay_epochs=config.decay_epochs,
+    )
+    if topology.is_chief:
+        print(recipe.describe(), flush=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_config(config, recipe, run_dir)
+    with strategy.scope():
+        model = build_model(
+            config,
+            recipe,
+            num_classes=dataset.num_classes,
+            input_shape=dataset.train[0].shape[1:],
+        )
+    sharder = tlb.data.GlobalShuffleSharder(
+        tlb.data.ArraySource(dataset.train),
+        global_batch_size=recipe.global_batch_size,
+        seed=config.seed,
+        map_fn=dataset.prepare,
+    )
+    history = model.fit(
+        sharder.train_dataset(strategy),
+        epochs=recipe.epochs,
+        shuffle=False,  # the sharder's part
+        validation_data=tlb.data.evaluation_dataset(
+            tlb.data.ArraySource(dataset.validation),
+            batch_size=recipe.global_batch_size,
+            strategy=strategy,
+            map_fn=dataset.prepare,
+        ),
+        callbacks=epoch_callbacks(recipe, run_dir, is_chief=topology.is_chief),
+        verbose=_verbosity(topology.is_chief),
+    ).history
+    summary = None
+    if topology.is_chief:
+        save_model(model, run_dir / "model.keras")
+        title = f"{config.model} on {config.dataset}, global batch {recipe.global_batch_size}"
+        write_plots(history, recipe, run_dir / "plots", title=title)
+        summary = write_summary(model, recipe, history, run_dir, num_workers=topology.num_workers)
+    strategy.barrier()  # the others leave together with the chief
+    return summary
+
+
+def _verbosity(is_chief: bool) -> int:
+    """A progress bar on a terminal, a line an epoch in a log file, nothing from other workers."""
+    if not is_chief:
+        return 0
+    return 1 if sys.stdout.isatty() else 2
+
+
+def main(_: Sequence[str]) -> None:
+    try:
+        config = config_from_flags()
+        summary = train_and_evaluate(config)
+    except tlb.ConfigurationError as error:  # its message says all; others keep their traceback
+        sys.exit(f"train.py: {error}")
+    if summary is not None:
+        print(
+            f"Validation accuracy {summary['final_val_accuracy']:.2%} after {summary['steps']} "
+            f"updates, {summary['images_per_second']:.0f} images/s.\n"
+            f"Plots are in {Path(config.run_dir) / 'plots'}."
+        )
+
+
+if __name__ == "__main__":
+    define_flags()
+    flags.adopt_module_key_flags(_config)  # so that --help lists them
+    app.run(main)

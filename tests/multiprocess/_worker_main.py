@@ -1,0 +1,91 @@
+"""What each worker process of `harness.run_workers` runs: `_worker_main.py FILE RESULT [NAMES...]`.
+
+Standard library only until the worker file is imported: the file decides what runs first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib.util
+import os
+import pickle
+import signal
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PLAIN_TYPES = (type(None), bool, int, float, str, bytes)
+
+
+def plain(value: Any) -> Any:
+    """`value` from builtins and NumPy only: the test process shall not import TensorFlow for it."""
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([plain(item) for item in value])
+    if isinstance(value, PLAIN_TYPES) or type(value).__module__ == "numpy":
+        return value
+    raise TypeError(f"A case hands back numbers, text and NumPy arrays, not {type(value)!r}.")
+
+
+def die_with_parent() -> None:
+    """SIGKILL for this process when the test process dies, even by SIGKILL (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(os.environ["TEST_HARNESS_PID"]):
+            os._exit(1)
+
+
+def load(path: Path) -> ModuleType:
+    """Imports the worker file under its own name, with its folder on the path."""
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_case(function: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Returns what the test process needs of one case: its value or its error."""
+    try:
+        return {"value": plain(function(*arguments))}
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        text = traceback.format_exc()
+        return {"error_type": type(error).__name__, "error": str(error), "traceback": text}
+
+
+def save(results: dict[str, Any], path: Path) -> None:
+    """Replaces the file as a whole, so that a killed worker leaves the cases it has finished."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(pickle.dumps(results))
+    temporary.replace(path)
+
+
+def main() -> None:
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    path, result_path, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    module = load(path)
+    names = names or [name for name in vars(module) if name.startswith("case_")]
+    setup = getattr(module, "setup", None)
+    arguments = (setup(),) if setup else ()
+    results: dict[str, Any] = {}
+    for name in names:
+        print(f"[harness] {name}", flush=True)
+        results[name] = run_case(getattr(module, name), arguments)
+        save(results, result_path)
+    print("[harness] done", flush=True)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()

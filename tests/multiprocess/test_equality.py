@@ -1,0 +1,119 @@
+"""However many workers share a global batch, training and evaluation come out the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import case_values, run_workers
+
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]
+
+# Workers, replicas a worker, cases: all of them where that is cheap.
+CLUSTERS = {
+    "1": (1, 1, ()),
+    "2": (2, 1, ()),
+    "4": (4, 1, ("case_sgd_with_schedule", "case_evaluation")),
+    "2x2": (2, 2, ("case_sgd_with_schedule", "case_accumulation", "case_evaluation")),
+}
+
+
+@pytest.fixture(scope="module")
+def launches():
+    return {
+        name: run_workers(
+            "equality.py",
+            workers,
+            replicas_per_worker=replicas,
+            cases=cases,
+            timeout_seconds=400,
+        )
+        for name, (workers, replicas, cases) in CLUSTERS.items()
+    }
+
+
+def one(launches, case):
+    return case_values(launches["1"], case)[0]
+
+
+def several(launches, case):
+    for name, (workers, _, cases) in CLUSTERS.items():
+        if workers > 1 and (not cases or case in cases):
+            yield from case_values(launches[name], case)
+
+
+def assert_equal_weights(actual, expected, tolerance=1e-5):
+    assert len(actual) == len(expected)
+    for weight, reference in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(weight, reference, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "case", ["case_sgd_with_schedule", "case_learning_rate_warmup_callback", "case_momentum_sgd"]
+)
+def test_weights_after_ten_steps(launches, case):
+    expected = one(launches, case)["weights"]
+    for result in several(launches, case):
+        assert_equal_weights(result["weights"], expected)
+
+
+def test_weights_moved(launches):
+    """So that the equality above says something."""
+    first, second = (
+        one(launches, case)["weights"][0]
+        for case in ("case_sgd_with_schedule", "case_learning_rate_warmup_callback")
+    )
+    assert np.abs(first - second).max() > 1e-4
+
+
+def test_workers_hold_the_same_weights_to_the_bit(launches):
+    for name in ("2", "4", "2x2"):
+        reference, *others = case_values(launches[name], "case_sgd_with_schedule")
+        for other in others:
+            assert_equal_weights(other["weights"], reference["weights"], tolerance=0)
+
+
+def test_histories_are_those_of_one_worker(launches):
+    expected = one(launches, "case_sgd_with_schedule")["history"]
+    for result in several(launches, "case_sgd_with_schedule"):
+        assert set(result["history"]) == set(expected)
+        for name, values in expected.items():
+            np.testing.assert_allclose(result["history"][name], values, rtol=1e-5, err_msg=name)
+
+
+def test_accumulation_equals_the_whole_batch(launches):
+    """Stock momentum in place of Nesterov: compared with itself over cluster sizes."""
+    expected = one(launches, "case_accumulation")
+    assert expected["iterations"] == 10
+    for result in several(launches, "case_accumulation"):
+        assert result["iterations"] == 10
+        assert_equal_weights(result["weights"], expected["weights"])
+
+
+@pytest.mark.parametrize("steps", ["5", "3"])
+def test_steps_per_execution_changes_nothing(launches, steps):
+    expected = one(launches, "case_sgd_with_schedule")["weights"]
+    case = "case_steps_per_execution"
+    for result in [one(launches, case), *several(launches, case)]:
+        assert result[steps]["iterations"] == 10
+        assert_equal_weights(result[steps]["weights"], expected)
+
+
+@pytest.mark.parametrize("rows", [37, 3])
+@pytest.mark.parametrize("kind", ["source", "arrays"])
+def test_evaluation_is_exact_on_every_rank(launches, kind, rows):
+    expected = one(launches, "case_evaluation")[f"{kind} of {rows}"]  # loss, accuracy, AUC
+    for result in several(launches, "case_evaluation"):
+        np.testing.assert_allclose(result[f"{kind} of {rows}"], expected, rtol=0, atol=1e-6)
+
+
+def test_evaluation_loss_is_the_closed_form(launches):
+    result = one(launches, "case_evaluation")
+    assert result["source of 37"][0] == pytest.approx(result["loss oracle"], abs=1e-6)
+
+
+@pytest.mark.parametrize("rows", [37, 3])
+def test_predictions_come_back_in_order(launches, rows):
+    expected = one(launches, "case_evaluation")[f"predict {rows}"]
+    assert expected.shape == (rows, 1)
+    for result in several(launches, "case_evaluation"):
+        np.testing.assert_allclose(result[f"predict {rows}"], expected, rtol=0, atol=1e-6)

@@ -1,0 +1,349 @@
+"""Clusters that fail. Each case hands back how every worker ended; see `Cluster.join`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from forked_cluster import Cluster
+
+import tf_largebatch as tlb
+from tf_largebatch.distribute._cluster import start_cluster
+
+# Where waits are not what is tested: enough for a machine that is busy with other tests.
+LONG_SECONDS = 60.0
+START_SECONDS = 3.0
+WAIT_SECONDS = 5.0
+Ends = dict[int, dict[str, Any]]
+
+assert tlb.LargeBatchStrategy  # the package is lazy: imported here, once for all forks
+
+
+def new_strategy(
+    *, start_timeout_seconds: float = LONG_SECONDS, timeout_seconds: float = LONG_SECONDS
+) -> tlb.LargeBatchStrategy:
+    strategy = tlb.LargeBatchStrategy(
+        start_timeout_seconds=start_timeout_seconds, timeout_seconds=timeout_seconds
+    )
+    print("STARTED", flush=True)
+    return strategy
+
+
+def join(*clusters: Cluster) -> list[Ends]:
+    """Ends of clusters that run side by side, to wait once rather than one after the other."""
+    return [cluster.join() for cluster in clusters]
+
+
+# --- Start
+
+
+def start_only(rank: int) -> None:
+    new_strategy(start_timeout_seconds=START_SECONDS)
+
+
+def meet_and_leave(leaver: int) -> Callable[[int], None]:
+    """`leaver` ends between the meeting of all workers and TensorFlow's start."""
+
+    def body(rank: int) -> None:
+        if rank != leaver:
+            new_strategy(start_timeout_seconds=START_SECONDS)
+            return
+        options = {"all_reduce": "auto", "timeout_seconds": LONG_SECONDS, "replicas_per_worker": 1}
+        topology = tlb.ClusterTopology.from_environment()
+        start_cluster(topology, options=options, timeout_seconds=START_SECONDS)
+        print("MET", flush=True)
+
+    return body
+
+
+def case_one_of_two_is_started() -> list[Ends]:
+    return join(Cluster(start_only, ranks=[0]), Cluster(start_only, ranks=[1]))
+
+
+def case_peer_leaves_before_the_server_starts() -> list[Ends]:
+    return join(Cluster(meet_and_leave(1)), Cluster(meet_and_leave(0)))
+
+
+def case_settings_differ() -> list[Ends]:
+    return join(
+        Cluster(lambda rank: new_strategy(timeout_seconds=10.0 + rank)),
+        Cluster(lambda _: new_strategy(), env=[{}, {"TF_LARGEBATCH_CPU_REPLICAS": "2"}]),
+    )
+
+
+def case_port_is_busy() -> list[Ends]:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        return join(Cluster(start_only, addresses=["127.0.0.1:14999", f"127.0.0.1:{port}"]))
+
+
+def case_refused_at_once() -> list[Ends]:
+    def after_an_op(rank: int) -> None:
+        tf.constant(1.0)
+        new_strategy()
+
+    def evaluator(rank: int) -> None:
+        os.environ["TF_CONFIG"] = (
+            '{"cluster": {"worker": ["a:1", "b:1"], "evaluator": ["c:1"]},'
+            ' "task": {"type": "evaluator", "index": 0}}'
+        )
+        new_strategy()
+
+    def bad_options(rank: int) -> None:
+        for options in (
+            {"all_reduce": "rng"},
+            {"timeout_seconds": 0},
+            {"timeout_seconds": float("nan")},
+            {"timeout_seconds": float("inf")},
+            {"start_timeout_seconds": "60"},
+            {"start_timeout_seconds": True},
+        ):
+            try:
+                tlb.LargeBatchStrategy(**options)
+            except tlb.ConfigurationError as error:
+                print("REFUSED", error)
+        for replicas in ("0", "-1", "two", ""):
+            os.environ["TF_LARGEBATCH_CPU_REPLICAS"] = replicas
+            try:
+                tlb.LargeBatchStrategy()
+            except tlb.ConfigurationError as error:
+                print("REFUSED", error)
+
+    bodies = (after_an_op, evaluator, bad_options)
+    return join(*(Cluster(body, ranks=[0]) for body in bodies))
+
+
+# --- Training
+
+
+class Acts(keras.callbacks.Callback):
+    """Tells that training goes on, and calls `act` after the batch of that number."""
+
+    def __init__(self, act: Callable[[], None], *, after_batch: int) -> None:
+        super().__init__()
+        self._act = act
+        self._left = after_batch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._act()
+
+
+def compiled_model(
+    strategy: tlb.LargeBatchStrategy,
+    *,
+    widths: tuple[int, ...] = (4,),
+    metrics: tuple[str, ...] = (),
+    optimizer: str = "sgd",
+) -> keras.Model:
+    with strategy.scope():
+        layers = [keras.layers.Dense(width) for width in (*widths, 1)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        model.compile(optimizer, "mse", metrics=list(metrics))
+    return model
+
+
+def batches(rows: int = 32, batch_size: int = 8) -> tf.data.Dataset:
+    x = np.linspace(0.0, 1.0, 3 * rows, dtype=np.float32).reshape(rows, 3)
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(batch_size)
+
+
+def trains_for_long(
+    act_on: int, act: Callable[[], None], *, timeout_seconds: float = LONG_SECONDS
+) -> Callable[[int], None]:
+    """Trains for minutes; rank `act_on` acts after 4 batches."""
+
+    def body(rank: int) -> None:
+        model = compiled_model(new_strategy(timeout_seconds=timeout_seconds))
+        callbacks = [Acts(lambda: print("TRAINS", flush=True), after_batch=3)]
+        if rank == act_on:
+            callbacks.append(Acts(act, after_batch=4))
+        slow = Slow()
+        data = batches().repeat()
+        model.fit(data, steps_per_epoch=100_000, verbose=0, callbacks=[*callbacks, slow])
+
+    return body
+
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        time.sleep(0.02)
+
+
+def strike(number: int, rank: int, timeout_seconds: float) -> tuple[Cluster, float]:
+    """Sends a signal to one of two workers while both train; returns when that was."""
+    cluster = Cluster(trains_for_long(-1, lambda: None, timeout_seconds=timeout_seconds))
+    for each in range(2):
+        cluster.wait_for(each, "TRAINS")
+    struck = time.monotonic()
+    cluster.kill(rank, number)
+    return cluster, struck
+
+
+def case_killed_workers() -> list[Ends]:
+    ends = []
+    for rank in (1, 0):
+        cluster, struck = strike(signal.SIGKILL, rank, LONG_SECONDS)
+        ends.append(cluster.join(since=struck))
+    return ends
+
+
+def case_stopped_workers() -> list[Ends]:
+    ends = []
+    for rank in (1, 0):
+        cluster, struck = strike(signal.SIGSTOP, rank, WAIT_SECONDS)
+        cluster.wait_until_ended(1 - rank)
+        ends.append(cluster.join(0.0, since=struck))
+    return ends
+
+
+def raise_an_error() -> None:
+    print("RAISES", flush=True)
+    raise ValueError("an error of the user's own")
+
+
+def hang() -> None:
+    print("HANGS", flush=True)
+    time.sleep(60.0)
+
+
+def case_hanging_worker() -> list[Ends]:
+    cluster = Cluster(trains_for_long(1, hang, timeout_seconds=WAIT_SECONDS))
+    cluster.wait_for(1, "HANGS")
+    since = time.monotonic()
+    cluster.wait_until_ended(0)
+    return [cluster.join(0.0, since=since)]
+
+
+def case_worker_that_raises() -> list[Ends]:
+    return join(Cluster(trains_for_long(1, raise_an_error)))
+
+
+# --- Programs that differ
+
+
+def fits(**of_rank_1: Any) -> Callable[[int], None]:
+    """Rank 1 makes its model with other arguments than rank 0."""
+
+    def body(rank: int) -> None:
+        model = compiled_model(new_strategy(), **(of_rank_1 if rank == 1 else {}))
+        model.fit(batches(), verbose=0)
+
+    return body
+
+
+class LogsMore(keras.Model):
+    """A model whose steps return one log more on rank 1."""
+
+    rank = 0
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        logs = super().train_step(data)
+        return logs | {"more": logs["loss"]} if self.rank == 1 else logs
+
+
+def fits_with_other_logs(rank: int) -> None:
+    strategy = new_strategy()
+    with strategy.scope():
+        inputs = keras.Input((3,))
+        model = LogsMore(inputs, keras.layers.Dense(3, use_bias=False)(inputs))
+        model.rank = rank
+        model.compile("sgd", "mse")
+    model.fit(batches(), verbose=0)
+
+
+def case_models_differ() -> list[Ends]:
+    return join(Cluster(fits(widths=(5,))), Cluster(fits(widths=(4, 4))))
+
+
+def case_steps_differ() -> list[Ends]:
+    bodies = (fits(metrics=("mae",)), fits(optimizer="adam"), fits_with_other_logs)
+    return join(*map(Cluster, bodies))
+
+
+def case_only_one_worker_predicts() -> list[Ends]:
+    def body(rank: int) -> None:
+        model = compiled_model(new_strategy())
+        if rank == 0:
+            model.predict(batches().map(lambda x, _: x), verbose=0)
+        model.fit(batches(), verbose=0)
+
+    return join(Cluster(body))
+
+
+def case_only_one_worker_fits() -> list[Ends]:
+    def body(rank: int) -> None:
+        model = compiled_model(new_strategy(timeout_seconds=WAIT_SECONDS))
+        if rank == 1:
+            time.sleep(LONG_SECONDS)
+        model.fit(batches(), verbose=0)
+
+    cluster = Cluster(body)
+    cluster.wait_until_ended(0)
+    return [cluster.join(0.0)]
+
+
+# --- Data
+
+
+def case_uneven_data_sets() -> list[Ends]:
+    def unknown(rank: int) -> None:
+        strategy = new_strategy()
+        steps = (3, 5)[rank]
+
+        def dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            def rows() -> Any:
+                for _ in range(steps):
+                    yield np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+
+            spec = (tf.TensorSpec((4, 3)), tf.TensorSpec((4, 1)))
+            return tf.data.Dataset.from_generator(rows, output_signature=spec)
+
+        model = compiled_model(strategy)
+        model.fit(strategy.distribute_datasets_from_function(dataset), verbose=0)
+
+    def known(rank: int) -> None:
+        strategy = new_strategy()
+        model = compiled_model(strategy)
+        data = strategy.distribute_datasets_from_function(lambda context: batches().take(3 + rank))
+        model.fit(data, verbose=0)
+
+    return join(Cluster(unknown), Cluster(known))
+
+
+def case_fewer_rows_than_replicas() -> list[Ends]:
+    def body(rank: int) -> None:
+        compiled_model(new_strategy()).fit(batches(rows=9), verbose=0)
+
+    return join(Cluster(body))
+
+
+# --- No failure
+
+
+def case_clean_ends() -> list[Ends]:
+    """One worker ends later than the other: rank 0, then rank 1."""
+
+    def body(late: int) -> Callable[[int], None]:
+        def trains(rank: int) -> None:
+            strategy = new_strategy()
+            with strategy.scope():
+                variable = tf.Variable(float(rank))
+            total = strategy.reduce("SUM", strategy.run(lambda: variable + 1.0), axis=None)
+            assert float(total) == 2.0
+            if rank == late:
+                time.sleep(3.0)
+            print(f"ENDS {time.monotonic()}", flush=True)
+
+        return trains
+
+    clusters = [Cluster(body(late)) for late in range(2)]
+    return [cluster.join(since=0.0) for cluster in clusters]  # as the clock that ENDS shows

@@ -1,0 +1,26 @@
+"""Twelve workers: TensorFlow orders their devices as text, with 10 and 11 before 2."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tf_largebatch as tlb
+
+
+def setup():
+    return tlb.LargeBatchStrategy(start_timeout_seconds=120, timeout_seconds=120)
+
+
+def case_predict(strategy):
+    with strategy.scope():
+        inputs = keras.Input((1,))
+        model = keras.Model(inputs, keras.layers.Rescaling(2.0)(inputs))
+    rows = np.arange(31, dtype=np.float32)[:, None]  # 24, and 7 for 12 workers
+    return model.predict(rows, batch_size=24, verbose=0)
+
+
+def case_gather(strategy):
+    rank = tf.constant([strategy.topology.rank])
+    return strategy.gather(rank, axis=0).numpy()

@@ -1,0 +1,139 @@
+"""Which rows are read, in which order, in which step, by which shard: pure NumPy.
+
+Everything here is a function of its arguments alone, so any worker, at any time, can compute the
+rows of any step of any epoch: nothing is consumed, nothing has to be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_largebatch.core.errors import ConfigurationError
+
+Remainder = Literal["drop", "wrap"]
+RowNumbers = npt.NDArray[np.int64]
+
+_LARGEST_KEY = 2**64 - 1
+
+
+def checked_integer(value: object, name: str, *, minimum: int, maximum: int | None = None) -> int:
+    """`value` as an `int`; `ConfigurationError` unless it is a whole number inside the range.
+
+    `bool` and `float` are refused, even where they hold a whole number: they are nearly always
+    the wrong argument. NumPy integers are accepted.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise ConfigurationError(
+            f"{name} must be an integer, but is {value!r} of type {type(value).__name__}."
+        )
+    number = int(value)
+    if number < minimum or (maximum is not None and number > maximum):
+        limits = f"at least {minimum}" if maximum is None else f"in [{minimum}, {maximum}]"
+        nearest = minimum if number < minimum else maximum
+        raise ConfigurationError(
+            f"{name} must be {limits}, but is {number}; the nearest is {nearest}."
+        )
+    return number
+
+
+def epoch_order(num_rows: int, *, seed: int, epoch: int) -> RowNumbers:
+    """The permutation of `0 .. num_rows - 1` in which an epoch reads its rows.
+
+    `argsort(Philox(key=[seed, epoch]).random_raw(num_rows))`, with a stable sort: the ranks of
+    independent random numbers are a uniform permutation. A bit generator's raw output does not
+    change between NumPy versions, whereas `Generator.permutation` may. `seed` and `epoch` are
+    the two halves of the key, so no two pairs share an order (`seed + epoch` would make epoch 1
+    of seed 0 the same as epoch 0 of seed 1). 1,281,167 rows take about 0.15 s.
+
+    Args:
+        num_rows: rows in the data set, at least 1.
+        seed: 0 to 2**64 - 1.
+        epoch: 0 to 2**64 - 1.
+
+    Returns:
+        int64 `[num_rows]`, each row number once.
+
+    Raises:
+        ConfigurationError: an argument is no integer or out of range.
+    """
+    num_rows = checked_integer(num_rows, "num_rows", minimum=1)
+    seed = checked_integer(seed, "seed", minimum=0, maximum=_LARGEST_KEY)
+    epoch = checked_integer(epoch, "epoch", minimum=0, maximum=_LARGEST_KEY)
+    generator = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
+    return np.argsort(generator.random_raw(num_rows), kind="stable").astype(np.int64, copy=False)
+
+
+def steps_in_epoch(num_rows: int, *, global_batch_size: int, remainder: Remainder = "drop") -> int:
+    """Steps of an epoch, the same on every worker.
+
+    `"drop"`: `num_rows // global_batch_size`; the `num_rows % global_batch_size` rows at the end
+    of the epoch's order are left out, and as the order changes, so do they. `"wrap"`:
+    `ceil(num_rows / global_batch_size)`; see `epoch_steps`.
+
+    Raises:
+        ConfigurationError: a count below 1, an unknown `remainder`, or no whole step in an epoch.
+    """
+    num_rows = checked_integer(num_rows, "num_rows", minimum=1)
+    batch = checked_integer(global_batch_size, "global_batch_size", minimum=1)
+    if remainder not in get_args(Remainder):
+        raise ConfigurationError(f"remainder must be 'drop' or 'wrap', but is {remainder!r}.")
+    if remainder == "wrap":
+        return -(-num_rows // batch)
+    if batch > num_rows:
+        raise ConfigurationError(
+            f"global_batch_size={batch} is larger than the {num_rows} rows, and remainder='drop' "
+            f"leaves no step in an epoch; use at most {num_rows}, or remainder='wrap'."
+        )
+    return num_rows // batch
+
+
+def epoch_steps(
+    order: RowNumbers, *, global_batch_size: int, remainder: Remainder = "drop"
+) -> RowNumbers:
+    """An epoch's order cut into steps: step `s` holds `order[s * B : (s + 1) * B]`.
+
+    The cut does not know how many workers there are, so at an equal global batch size `B` a step
+    holds the same rows on any number of them. With `remainder="wrap"` the last step is filled up
+    with the first rows of the same order (again and again when `B` exceeds the number of rows),
+    so `steps * B - num_rows` rows are seen once more than the others.
+
+    Returns:
+        int64 `[steps, B]`.
+    """
+    steps = steps_in_epoch(len(order), global_batch_size=global_batch_size, remainder=remainder)
+    # np.resize repeats the order from its start where it is too short, and cuts its end off where
+    # it is too long: the two remainder rules.
+    return np.resize(order, (steps, int(global_batch_size)))  # [step, row]
+
+
+def shard_part(global_batch_size: int, *, shard_index: int, shard_count: int) -> slice:
+    """The contiguous part of each step that a shard owns: `[i * B // k : (i + 1) * B // k]`.
+
+    Raises:
+        ConfigurationError: `shard_count` does not divide the batch (with the nearest sizes that
+            it divides), or `shard_index` is not below `shard_count`.
+    """
+    batch = checked_integer(global_batch_size, "global_batch_size", minimum=1)
+    count = checked_integer(shard_count, "shard_count", minimum=1)
+    index = checked_integer(shard_index, "shard_index", minimum=0, maximum=count - 1)
+    check_divides(batch, parts=count, parts_name="shards")
+    return slice(index * batch // count, (index + 1) * batch // count)
+
+
+def check_divides(global_batch_size: int, *, parts: int, parts_name: str) -> None:
+    """Refuses a global batch that cannot be cut into `parts` equal parts.
+
+    Raises:
+        ConfigurationError: names the nearest global batch sizes that can.
+    """
+    if global_batch_size % parts:
+        below = global_batch_size // parts * parts
+        nearest: Iterable[int] = filter(None, (below, below + parts))
+        raise ConfigurationError(
+            f"global_batch_size={global_batch_size} cannot be divided equally among {parts} "
+            f"{parts_name}; the nearest that can: {' and '.join(map(str, nearest))}."
+        )

@@ -1,0 +1,190 @@
+"""The strategy's machinery behind `LargeBatchStrategy`: devices, cross-device ops, input."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tf_largebatch.core.topology import ClusterTopology
+from tf_largebatch.distribute._cross_device_ops import LargeBatchAllReduce
+from tf_largebatch.distribute._input import (
+    UNKNOWN,
+    ReplicaBatchesDataset,
+    steps_of,
+)
+from tf_largebatch.distribute._journal import CollectiveJournal
+from tf_largebatch.distribute._row_split import split_rows
+from tf_largebatch.distribute._tf_internals import (
+    CollectiveAllReduceExtended,
+    Options,
+    broadcast_recv_v2,
+    broadcast_send_v2,
+    context,
+)
+
+_FIRST_BROADCAST_KEY = 2**29
+
+
+class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
+    """See `LargeBatchStrategy`, which makes it."""
+
+    def __init__(
+        self,
+        strategy: Any,
+        *,
+        topology: ClusterTopology,
+        cpu_replicas: int,
+    ) -> None:
+        self._topology = topology
+        self._cpu_replicas = cpu_replicas
+        self._broadcasts = 0
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(_cluster_of(topology)),
+            task_type="worker",
+            task_id=topology.rank,
+            rpc_layer="grpc",
+        )
+        super().__init__(
+            strategy,
+            cluster_resolver=resolver,
+            # No timeout here: TensorFlow keeps a sleeping thread for each collective that has one,
+            # until its time is over. `_progress.py` ends waits, and names who is waited for.
+            communication_options=Options(),
+        )
+        self.journal = CollectiveJournal()
+        self._cross_device_ops = self._make_cross_device_ops(self.worker_devices)
+        self._host_cross_device_ops = self._make_cross_device_ops([self._worker_device])
+
+    def _make_cross_device_ops(self, devices: Any) -> LargeBatchAllReduce:
+        return LargeBatchAllReduce(
+            devices=devices,
+            group_size=len(devices) * self._num_workers,
+            options=self._communication_options,
+            collective_keys=self._collective_keys,
+            journal=self.journal,
+            global_devices=self._global_devices(devices),
+        )
+
+    def _global_devices(self, devices: Any) -> list[str]:
+        """The devices of all workers that answer to `devices` of this one, in rank order."""
+        if self._topology.num_workers == 1:
+            return list(devices)
+        specs = [tf.DeviceSpec.from_string(device) for device in devices]
+        return [
+            spec.replace(job="worker", replica=0, task=rank, **_host_of(spec)).to_string()
+            for rank in range(self._topology.num_workers)
+            for spec in specs
+        ]
+
+    def _initialize_local_devices(
+        self, cluster_resolver: Any, worker_device: str
+    ) -> tuple[tuple[str, ...], str]:
+        # The base class sees no GPU behind a resolver that is not the TF_CONFIG one.
+        gpus = len(context().list_logical_devices("GPU"))
+        kind, count = ("GPU", gpus) if gpus else ("CPU", self._cpu_replicas)
+        return tuple(f"{worker_device}/device:{kind}:{index}" for index in range(count)), kind
+
+    def _use_merge_call(self) -> bool:
+        # In a graph each replica launches its own collectives. Leaving replica context for it, as
+        # the base class does, fails within `tf.cond`, where Keras puts the update under gradient
+        # accumulation and loss scaling. In eager mode replicas run one after the other, so that
+        # one which waits for the next would wait for ever.
+        return tf.executing_eagerly()
+
+    def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        # `optimizer.iterations` takes the first replica's value on all replicas, for which
+        # TensorFlow leaves replica context, and loss scaling advances it within a `tf.cond`. A
+        # count advances alike on all of them, so each can count for itself.
+        counts = kwargs.get("dtype") is not None and tf.as_dtype(kwargs["dtype"]).is_integer
+        if counts and kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            kwargs["aggregation"] = tf.VariableAggregation.NONE
+        return super()._create_variable(next_creator, **kwargs)
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], Any]:
+        """The chief's value, on every worker."""
+        if replica_id != 0 or self._num_workers == 1:
+            return super()._get_variable_creator_initial_value(  # type: ignore[no-any-return]
+                replica_id, device, primary_var, **kwargs
+            )
+
+        def initial_value() -> tf.Tensor:
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            value = getattr(value, "wrapped_value", value)  # as a checkpoint hands it over
+            with tf.device(device):
+                return self._broadcast(
+                    tf.convert_to_tensor(value, dtype=kwargs.get("dtype")), device
+                )
+
+        return initial_value
+
+    def _broadcast(self, value: tf.Tensor, device: str) -> tf.Tensor:
+        """Rank 0's value, by a key that only workers with the same variable here have."""
+        self._broadcasts += 1
+        record = f"variable {self._broadcasts} {value.dtype.name}{value.shape}"
+        self.journal.arrive(record)
+        digest = hashlib.sha256(record.encode()).digest()
+        group = {
+            "group_size": self._num_workers,
+            "group_key": self._collective_keys.get_group_key([device]),
+            "instance_key": _FIRST_BROADCAST_KEY
+            + int.from_bytes(digest[:4], "little") % _FIRST_BROADCAST_KEY,
+        }
+        if self._topology.is_chief:
+            broadcast_send_v2(value, **group)
+            return value
+        return broadcast_recv_v2(tf.shape(value), value.dtype, **group)
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        policies = tf.data.experimental.AutoShardPolicy
+        if policy in (policies.OFF, policies.FILE):  # what to read was decided by the caller
+            stock = super()._experimental_distribute_dataset(dataset, options)
+            return self._replica_batches(stock._cloned_datasets[0], options)
+        local = split_rows(
+            dataset,
+            worker=self._topology.rank,
+            num_workers=self._num_workers,
+            local_replicas=len(self.worker_devices),
+        )
+        return self._replica_batches(local, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        return self._replica_batches(dataset_fn(self._make_input_context()), options)
+
+    def _replica_batches(self, dataset: tf.data.Dataset, options: Any) -> ReplicaBatchesDataset:
+        steps = steps_of(dataset, local_replicas=len(self.worker_devices))
+        by_rank = self.gather_from_workers(tf.constant([steps], tf.int64)).numpy()
+        agreed = bool(steps != UNKNOWN and np.all(by_rank == steps))
+        return ReplicaBatchesDataset(
+            input_workers=self._input_workers_with_options(options),
+            strategy=self._container_strategy(),
+            dataset=dataset,
+            # Where workers differ, Keras must not stop one of them by its own count: all go on to
+            # the step at which they find out.
+            steps=steps if agreed else UNKNOWN,
+            agreed=agreed,
+            options=options,
+        )
+
+    def gather_from_workers(self, value: tf.Tensor) -> tf.Tensor:
+        """`[n, ...]` of every worker, of one static shape, joined in rank order."""
+        if self._num_workers == 1:
+            return value
+        return self._host_cross_device_ops.gather_equal_shapes(value)
+
+
+def _host_of(spec: tf.DeviceSpec) -> dict[str, Any]:
+    """A worker's name without a device means its CPU."""
+    return {} if spec.device_type else {"device_type": "CPU", "device_index": 0}
+
+
+def _cluster_of(topology: ClusterTopology) -> dict[str, list[str]]:
+    """One job with a task a rank, however TF_CONFIG names them: the chief is task 0."""
+    return {"worker": list(topology.addresses)} if topology.num_workers > 1 else {}

@@ -1,0 +1,92 @@
+"""Ends this process if TensorFlow's server does not come up.
+
+A worker may end after all have met and before TensorFlow's server has connected to it. TensorFlow
+then waits for it without end, holds Python's global lock while it does, and swallows SIGTERM: no
+thread of this process could act, and no signal short of SIGKILL ends it. Two things need no lock:
+faulthandler's watchdog, which ends the process, and a child process, which says who is absent.
+
+The child runs this file as a script, so only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tf_largebatch.core.topology import ClusterTopology
+
+_PROBE_SECONDS = 1.0
+_STANDARD_ERROR = 2
+
+
+@contextlib.contextmanager
+def end_if_server_hangs(topology: ClusterTopology, *, timeout_seconds: float) -> Iterator[None]:
+    """Goes around the start of TensorFlow's server.
+
+    If the block lasts longer than `timeout_seconds`, the text of a PeerTimeoutError that names
+    the absent workers is written to standard error, and a moment later the process ends with
+    return code 1, after a traceback. That is all that can be done: the block cannot be left.
+    """
+    if topology.num_workers == 1:
+        yield
+        return
+    with _teller(topology, timeout_seconds):
+        faulthandler.dump_traceback_later(
+            timeout_seconds + 2 * _PROBE_SECONDS, exit=True, file=_STANDARD_ERROR
+        )
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+@contextlib.contextmanager
+def _teller(topology: ClusterTopology, timeout_seconds: float) -> Iterator[None]:
+    task = json.dumps([topology.rank, topology.addresses, timeout_seconds])
+    command = [sys.executable, "-I", "-S", __file__, task]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    except OSError:  # no interpreter to start, as in an embedded one: the watchdog alone acts
+        yield
+        return
+    with process:  # closes its standard input, at which it ends
+        yield
+
+
+def tell_after(rank: int, addresses: list[str], timeout_seconds: float) -> None:
+    """Says who is absent after `timeout_seconds`, unless standard input ends before."""
+    if select.select([sys.stdin], [], [], timeout_seconds)[0]:
+        return
+    others = [place for place in enumerate(addresses) if place[0] != rank]
+    absent = [f"worker {other} at {address}" for other, address in others if not listens(address)]
+    print(
+        f"tf_largebatch.core.errors.PeerTimeoutError: TensorFlow's server of worker {rank} at "
+        f"{addresses[rank]} has not come up within start_timeout_seconds={timeout_seconds:g}. It "
+        "waits for all workers, of which "
+        + (f"no longer there: {', '.join(absent)}" if absent else "all can be reached")
+        + ". See their logs for why. This process ends now, as the wait cannot be interrupted.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def listens(address: str, *, timeout_seconds: float = _PROBE_SECONDS) -> bool:
+    """Whether something accepts connections at `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds):
+            return True
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    tell_after(*json.loads(sys.argv[1]))

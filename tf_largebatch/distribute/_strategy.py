@@ -1,0 +1,227 @@
+"""`LargeBatchStrategy`: a multi-worker strategy that Keras 3 can train under."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tf_largebatch.core.errors import ConfigurationError, ProgramOrderError
+from tf_largebatch.core.topology import ClusterTopology
+from tf_largebatch.distribute._cluster import CPU_REPLICAS_VARIABLE, start_cluster, watch_progress
+from tf_largebatch.distribute._extended import LargeBatchExtended
+from tf_largebatch.distribute._input import InputBatch
+from tf_largebatch.distribute._keras_step import (
+    PREDICT,
+    TRAIN,
+    AveragedScalars,
+    check_optimizer,
+    keras_step_kind,
+    refuse_without_rows,
+    skip_without_rows,
+)
+from tf_largebatch.distribute._start_guard import end_if_server_hangs
+from tf_largebatch.distribute._tf_internals import (
+    DistributedValues,
+    Mirrored,
+    in_xla_context,
+    tensorflow_has_started,
+)
+
+_ALL_REDUCE = ("auto", "tensorflow")
+
+
+class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+    """Synchronous training on several workers, with `model.fit`, `evaluate` and `predict`.
+
+    A `tf.distribute.MultiWorkerMirroredStrategy`: build and compile the model within
+    `strategy.scope()`, and start the same script on every worker of `TF_CONFIG`. Without
+    `TF_CONFIG`, or with a single worker, it runs on this host's GPUs, or on its CPU.
+
+    Keras 3 cannot train under the stock strategy (keras 20585). Beyond mending that:
+
+    - Scalar floats that Keras' steps return are averaged over all replicas in one collective a
+      step, so that callbacks see equal values on all workers; an epoch's final metrics are exact.
+    - A plain `tf.data.Dataset` (or arrays) given to Keras is taken as the same stream of global
+      batches on all workers; each replica gets its part of every batch's rows. A shuffle must
+      therefore be seeded alike on all workers, or use `GlobalShuffleSharder`. Where the replicas
+      do not divide a batch, its loss is the mean of their means, as in all of `tf.distribute`.
+    - Data sets that hold the same number of steps on all workers cost no collective to find out;
+      others are checked each step, and end with an error that says who is short.
+    - Every wait ends: at start after `start_timeout_seconds`, in a collective after
+      `timeout_seconds`, with the missing worker's rank and address. Workers that run different
+      programs find out, and show both sides.
+
+    Args:
+        all_reduce: `"auto"` or `"tensorflow"`: TensorFlow's own collectives (a ring on CPU, NCCL
+            on GPU).
+        start_timeout_seconds: how long workers wait for one another at start; default 300.
+        timeout_seconds: how late a worker may be in a collective; default 600.
+
+    Environment:
+        TF_CONFIG: the cluster, see `tf_largebatch.ClusterTopology`.
+        TF_LARGEBATCH_CPU_REPLICAS: on a host without GPUs, this many replicas (logical CPU
+            devices) instead of one, to try out several replicas a worker.
+
+    Raises:
+        ConfigurationError: an option is not valid, this worker's port is taken, or this task is
+            an evaluator.
+        TopologyError: TF_CONFIG cannot be used.
+        ProgramOrderError: TensorFlow already ran an op, so that it can no longer join a cluster
+            (tensorflow 30551).
+        PeerTimeoutError: a worker is absent at start.
+        MismatchError: workers were started with different options or versions.
+    """
+
+    def __init__(
+        self,
+        *,
+        all_reduce: str = "auto",
+        start_timeout_seconds: float = 300.0,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        _check_options(all_reduce, start_timeout_seconds, timeout_seconds)
+        topology = ClusterTopology.from_environment()
+        if topology.is_evaluator:
+            raise ConfigurationError(
+                "This task is an evaluator by TF_CONFIG; it takes no part in training. Evaluate "
+                "without a strategy, or make this task a worker."
+            )
+        cpu_replicas = _cpu_replicas()
+        if topology.num_workers > 1 and tensorflow_has_started():
+            raise ProgramOrderError(
+                "LargeBatchStrategy must join the cluster before TensorFlow runs its first op, but "
+                "one has run. Move `strategy = LargeBatchStrategy()` to the top of the script, "
+                "right after the imports: before data sets, models and tensors. If this process "
+                "has made a LargeBatchStrategy already, use that one: there is one a process."
+            )
+        start_cluster(
+            topology,
+            options={
+                "all_reduce": all_reduce,
+                "timeout_seconds": float(timeout_seconds),
+                "replicas_per_worker": cpu_replicas,
+            },
+            timeout_seconds=start_timeout_seconds,
+        )
+        with end_if_server_hangs(topology, timeout_seconds=start_timeout_seconds):
+            extended = LargeBatchExtended(self, topology=topology, cpu_replicas=cpu_replicas)
+        # Past MultiWorkerMirroredStrategy's own constructor, which would make its own extended.
+        tf.distribute.Strategy.__init__(self, extended)
+        self._topology = topology
+        self._all_reduce = all_reduce
+        if topology.num_workers > 1:
+            self._watch = watch_progress(topology, extended.journal, timeout_seconds)
+
+    @property
+    def topology(self) -> ClusterTopology:
+        """The workers, and which of them this process is."""
+        return self._topology
+
+    def all_reduce_report(self) -> str:
+        """Which algorithm reduces the gradients, and why."""
+        implementation = "NCCL" if self.extended._local_device_type == "GPU" else "gRPC ring"
+        return (
+            f"all_reduce={self._all_reduce!r}: TensorFlow's own collectives ({implementation}) for "
+            f"all buckets, over {self.num_replicas_in_sync} replicas on "
+            f"{self._topology.num_workers} workers; no other algorithm is available yet."
+        )
+
+    def barrier(self) -> None:
+        """Returns once all workers have come here; at the latest after `timeout_seconds`.
+
+        For the end of a script whose chief still writes files: a worker that leaves early is
+        reported as crashed by TensorFlow.
+        """
+        self.extended.gather_from_workers(tf.constant([self._topology.rank]))
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Any = None,
+        options: Any = None,
+    ) -> Any:
+        """As `tf.distribute.Strategy.run`; see the class for what is done to Keras' steps."""
+        if in_xla_context():
+            raise ConfigurationError(
+                "jit_compile=True compiles the step with XLA, which cannot run TensorFlow's "
+                "cross-worker collectives. Use jit_compile=False, or leave Keras' 'auto'."
+            )
+        kind = keras_step_kind(fn)
+        if kind is None or self.num_replicas_in_sync == 1:
+            return super().run(fn, args, kwargs, options)
+        if kind == TRAIN:
+            check_optimizer(getattr(fn, "__self__", None))
+            step = refuse_without_rows(fn, replicas=self.num_replicas_in_sync)
+        else:
+            step = skip_without_rows(fn)
+        if kind == PREDICT or self._topology.num_workers == 1:
+            return super().run(step, args, kwargs, options)
+        averaged_step = AveragedScalars(step)
+        outputs = super().run(averaged_step, args, kwargs, options)
+        return tf.nest.pack_sequence_as(
+            outputs,
+            [
+                Mirrored(_local_values(leaf)) if equal else leaf
+                for leaf, equal in zip(
+                    tf.nest.flatten(outputs), averaged_step.averaged, strict=True
+                )
+            ],
+        )
+
+    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
+        """As `tf.distribute.Strategy.reduce`, also for nested structures, leaf by leaf.
+
+        - `axis=0` of scalars, as Keras asks for, means `axis=None`.
+        - Values that are equal on all replicas by construction are returned without a collective.
+        - The mean of a batch as it comes from an iterator is this worker's first replica's batch:
+          Keras asks for it to learn shapes and types, and the replicas' batches may differ in
+          length.
+        """
+        return tf.nest.map_structure(lambda leaf: self._reduce_leaf(reduce_op, leaf, axis), value)
+
+    def _reduce_leaf(self, reduce_op: Any, leaf: Any, axis: int | None) -> Any:
+        if leaf is None or isinstance(leaf, tf.experimental.Optional):
+            return leaf
+        is_mean = reduce_op in ("MEAN", "mean", tf.distribute.ReduceOp.MEAN)
+        if is_mean and isinstance(leaf, InputBatch | Mirrored):
+            return leaf.values[0]
+        if axis == 0 and all(
+            getattr(value, "shape", None) is not None and value.shape.rank == 0
+            for value in _local_values(leaf)
+        ):
+            axis = None
+        return super().reduce(reduce_op, leaf, axis)
+
+
+def _local_values(value: Any) -> tuple[Any, ...]:
+    return value.values if isinstance(value, DistributedValues) else (value,)
+
+
+def _check_options(all_reduce: str, start_timeout_seconds: float, timeout_seconds: float) -> None:
+    if all_reduce not in _ALL_REDUCE:
+        raise ConfigurationError(
+            f"all_reduce={all_reduce!r} is not available; use one of {', '.join(_ALL_REDUCE)}."
+        )
+    for name, value in (
+        ("start_timeout_seconds", start_timeout_seconds),
+        ("timeout_seconds", timeout_seconds),
+    ):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 1 <= value < float("inf"):
+            raise ConfigurationError(
+                f"{name} must be a number of seconds of at least 1 (a wait without end is what it "
+                f"prevents), but is {value!r}."
+            )
+
+
+def _cpu_replicas() -> int:
+    text = os.environ.get(CPU_REPLICAS_VARIABLE, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(
+            f"{CPU_REPLICAS_VARIABLE} must be a whole number of at least 1, but is {text!r}."
+        )
+    return int(text)

@@ -1,0 +1,5 @@
+"""Losses."""
+
+from tf_largebatch.losses._sparse_categorical_crossentropy import SparseCategoricalCrossentropy
+
+__all__ = ["SparseCategoricalCrossentropy"]

@@ -1,0 +1,178 @@
+"""What the runs of `benchmark_step.py` amount to: checks, medians, ratios, a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import math
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+TOLERANCE = 1e-5  # between weights that saw the same rows
+_WIDTH = 100
+_PACKAGES = ("tensorflow", "keras", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One variant, trained once by a set of workers.
+
+    Args:
+        variant: its name.
+        workers: how many.
+        repeat: its number among the runs of this variant and number of workers, from 0.
+        results: what each worker wrote, in rank order; empty if the run failed.
+        problems: what went wrong, or is not as it should be.
+    """
+
+    variant: str
+    workers: int
+    repeat: int
+    results: tuple[dict[str, Any], ...]
+    problems: tuple[str, ...]
+
+    @property
+    def step_ms(self) -> list[float]:
+        """Milliseconds a step on the chief, one value a timed epoch."""
+        return list(self.results[0]["step_ms"]) if self.results else []
+
+    @property
+    def cpu_ms(self) -> list[float]:
+        """Milliseconds of processor time a step, of all workers together, one a timed epoch."""
+        by_rank = [result["cpu_ms"] for result in self.results]  # [rank, epoch]
+        return [sum(epoch) for epoch in zip(*by_rank, strict=True)]
+
+
+def check_results(
+    results: Sequence[dict[str, Any]], *, steps: int, reference_weights: Sequence[float]
+) -> list[str]:
+    """Returns what is wrong with a run, whose time counts only if nothing is.
+
+    Args:
+        results: what each worker wrote, in rank order.
+        steps: the optimizer updates that the run must have made.
+        reference_weights: those of another run over the same rows.
+    """
+    problems = []
+    weights = [np.asarray(result["weights"]) for result in results]
+    for rank, result in enumerate(results):
+        losses = result["losses"]
+        if result["steps"] != steps:
+            problems.append(f"worker {rank} made {result['steps']} updates instead of {steps}")
+        if not (all(map(math.isfinite, losses)) and losses[-1] < losses[0]):
+            problems.append(f"worker {rank}: the loss does not fall: {losses}")
+        if not np.array_equal(weights[rank], weights[0]):
+            problems.append(f"worker {rank} has other weights than worker 0")
+    difference = float(np.max(np.abs(weights[0] - np.asarray(reference_weights))))
+    if not difference <= TOLERANCE:
+        problems.append(
+            f"weights differ by {difference:.1e} from the first run's over the same rows; "
+            f"{TOLERANCE:g} is allowed"
+        )
+    return problems
+
+
+def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One row a variant and number of workers, in the order of first appearance."""
+    rows = []
+    for variant, workers in dict.fromkeys((run.variant, run.workers) for run in runs):
+        own = [run for run in runs if (run.variant, run.workers) == (variant, workers)]
+        values = [value for run in own for value in run.step_ms]
+        cpu = [value for run in own for value in run.cpu_ms]
+        problems = [f"repeat {run.repeat}: {text}" for run in own for text in run.problems]
+        rows.append(
+            {
+                "variant": variant,
+                "workers": workers,
+                "step_ms_p50": statistics.median(values) if values else None,
+                "step_ms_min": min(values, default=None),
+                "step_ms_max": max(values, default=None),
+                "step_ms_all": values,
+                "cpu_ms_p50": statistics.median(cpu) if cpu else None,
+                "step_ms_by_repeat": [run.step_ms for run in own],
+                "verified": not problems,
+                "problems": problems,
+            }
+        )
+    return rows
+
+
+def compare(rows: Sequence[dict[str, Any]], *, reference: str) -> list[dict[str, Any]]:
+    """Ratios of the step times of all variants to those of `reference`, at equal workers.
+
+    `ratio` is that of the medians over all epochs of all repeats. `lowest` and `highest` are over
+    repeats, each of which compares two runs that followed one another.
+    """
+    ratios = []
+    by_workers = {row["workers"]: row for row in rows if row["variant"] == reference}
+    for row in rows:
+        base = by_workers[row["workers"]]
+        pairs = [
+            statistics.median(own) / statistics.median(others)
+            for own, others in zip(row["step_ms_by_repeat"], base["step_ms_by_repeat"], strict=True)
+            if own and others
+        ]
+        if row is not base and pairs:
+            ratios.append(
+                {
+                    "workers": row["workers"],
+                    "variant": row["variant"],
+                    "reference": reference,
+                    "ratio": row["step_ms_p50"] / base["step_ms_p50"],
+                    "lowest": min(pairs),
+                    "highest": max(pairs),
+                    "verified": row["verified"] and base["verified"],
+                }
+            )
+    return ratios
+
+
+def machine_facts() -> dict[str, Any]:
+    """What the figures depend on besides the code."""
+    return {
+        "cores": len(psutil.Process().cpu_affinity())
+        if hasattr(psutil.Process, "cpu_affinity")
+        else os.cpu_count(),
+        "architecture": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_average": list(psutil.getloadavg()),
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in _PACKAGES},
+    }
+
+
+def print_table(
+    rows: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]], *, reference: str
+) -> None:
+    """The figures for people, on standard output."""
+    table = Table(title=f"Milliseconds a step; ratio to {reference}", box=box.SIMPLE_HEAD)
+    for heading in ("workers", "variant", "p50", "min", "max", "CPU p50", "ratio", "verified"):
+        justify = "left" if heading == "variant" else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)
+    texts = {
+        (ratio["workers"], ratio["variant"]): "{ratio:.2f} ({lowest:.2f}-{highest:.2f})".format(
+            **ratio
+        )
+        for ratio in ratios
+    }
+    for row in sorted(rows, key=lambda row: row["workers"]):
+        times = [row[name] for name in ("step_ms_p50", "step_ms_min", "step_ms_max", "cpu_ms_p50")]
+        table.add_row(
+            str(row["workers"]),
+            row["variant"],
+            *("-" if value is None else f"{value:.2f}" for value in times),
+            texts.get((row["workers"], row["variant"]), ""),
+            "yes" if row["verified"] else "NO",
+        )
+    # A file or a pipe has no width of its own, and rich would cut the columns at 80.
+    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
