@@ -14,7 +14,7 @@ import tf_largebatch as tlb
 DATASETS = ("mnist5k",)
 MODELS = ("resnet_small", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 WARMUPS = ("gradual", "constant", "none")
-ALL_REDUCES = ("auto", "tensorflow")
+ALL_REDUCES = ("auto", "ring", "halving_doubling", "tensorflow")
 
 
 def _option(default: Any, description: str, *, choices: tuple[str, ...] | None = None) -> Any:

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from tf_largebatch.core.recipe import Recipe
     from tf_largebatch.core.scaling import linear_scaling_rule, sqrt_scaling_rule
     from tf_largebatch.core.topology import ClusterTopology
-    from tf_largebatch.distribute import LargeBatchStrategy
+    from tf_largebatch.distribute import AllReduceOptions, LargeBatchStrategy
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AllReduceOptions",
     "ClusterTopology",
     "ConfigurationError",
     "DataError",
@@ -70,6 +71,7 @@ _HOMES = {
         ),
         "tf_largebatch.core.errors",
     ),
+    "AllReduceOptions": "tf_largebatch.distribute",
     "ClusterTopology": "tf_largebatch.core.topology",
     "LargeBatchStrategy": "tf_largebatch.distribute",
     "Recipe": "tf_largebatch.core.recipe",

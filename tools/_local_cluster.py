@@ -153,7 +153,7 @@ class LocalCluster:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent(os.getpid()),
+                    preexec_fn=die_with_parent(os.getpid()),
                 )
             self.workers.append(Worker(rank, address, log_path, process))
 
@@ -204,7 +204,7 @@ class LocalCluster:
         return psutil.Process().children(recursive=True)
 
 
-def _die_with_parent(parent_pid: int) -> Callable[[], None] | None:
+def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
     """A function for the new process, before its command starts: SIGKILL when the parent dies."""
     if _LIBC is None:
         return None

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
-import os
-import platform
 import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 TOLERANCE = 1e-5  # between weights that saw the same rows
 _WIDTH = 100
-_PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,20 +130,6 @@ def compare(rows: Sequence[dict[str, Any]], *, reference: str) -> list[dict[str,
                 }
             )
     return ratios
-
-
-def machine_facts() -> dict[str, Any]:
-    """What the figures depend on besides the code."""
-    return {
-        "cores": len(psutil.Process().cpu_affinity())
-        if hasattr(psutil.Process, "cpu_affinity")
-        else os.cpu_count(),
-        "architecture": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-        "load_average": list(psutil.getloadavg()),
-        "python": platform.python_version(),
-        **{package: importlib.metadata.version(package) for package in _PACKAGES},
-    }
 
 
 def print_table(

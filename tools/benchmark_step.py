@@ -32,15 +32,16 @@ Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong comman
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from _command_line import NOT_VERIFIED, exit_for_usage, parse_flags, prepare_environment
 from _local_cluster import LocalCluster
-from _step_results import Run, check_results, compare, machine_facts, print_table, summarise
+from _machine import machine_facts
+from _step_results import Run, check_results, compare, print_table, summarise
 from absl import app, flags
 from rich.console import Console
 
@@ -65,7 +66,6 @@ _WARMUP_EPOCHS = 1
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
 _LOG_LINES = 10
-_NOT_VERIFIED, _USAGE_ERROR = 1, 2
 
 
 def _wait(cluster: LocalCluster) -> str | None:
@@ -150,8 +150,7 @@ def _checked_flags() -> tuple[list[int], list[str]]:
     elif not set(_VARIANTS.value) <= set(_VARIANT_NAMES) or len(set(_VARIANTS.value)) < 2:
         complaint = f"--variants must be two or more of {', '.join(_VARIANT_NAMES)}."
     if complaint is not None:
-        print(complaint, file=sys.stderr)
-        sys.exit(_USAGE_ERROR)
+        exit_for_usage(complaint)
     return [int(text) for text in dict.fromkeys(_WORKERS.value)], list(
         dict.fromkeys(_VARIANTS.value)
     )
@@ -159,9 +158,7 @@ def _checked_flags() -> tuple[list[int], list[str]]:
 
 def main(_: Sequence[str]) -> int:
     workers, variants = _checked_flags()
-    # Workers of one host share its cores; its GPUs, if any, could not be shared.
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    prepare_environment()
     machine = machine_facts()
     runs = _run_all(workers, variants, Console(stderr=True, highlight=False, markup=False))
     rows = summarise(runs)
@@ -181,16 +178,8 @@ def main(_: Sequence[str]) -> int:
             "machine": machine,
         }
         Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if all(row["verified"] for row in rows) else _NOT_VERIFIED
-
-
-def _parse_flags(argv: Sequence[str]) -> list[str]:
-    try:
-        return flags.FLAGS(argv)
-    except flags.Error as error:
-        print(f"{error}\nSee --help.", file=sys.stderr)
-        sys.exit(_USAGE_ERROR)
+    return 0 if all(row["verified"] for row in rows) else NOT_VERIFIED
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=_parse_flags)
+    app.run(main, flags_parser=parse_flags)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -15,6 +17,12 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not GPUS, reason="TensorFlow sees no GPU"),
 ]
+
+
+@functools.cache
+def the_strategy() -> tlb.LargeBatchStrategy:
+    """A process can make one only."""
+    return tlb.LargeBatchStrategy()
 
 
 def trained_weights(strategy: tf.distribute.Strategy) -> list[np.ndarray]:
@@ -38,9 +46,29 @@ def trained_weights(strategy: tf.distribute.Strategy) -> list[np.ndarray]:
 
 
 def test_all_gpus_of_the_host_train_as_one_cpu() -> None:
-    strategy = tlb.LargeBatchStrategy()
+    strategy = the_strategy()
     assert strategy.num_replicas_in_sync == len(GPUS)
     assert "NCCL" in strategy.all_reduce_report()
     expected = trained_weights(tf.distribute.OneDeviceStrategy("/cpu:0"))
     for weight, reference in zip(trained_weights(strategy), expected, strict=True):
         np.testing.assert_allclose(weight, reference, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["tensorflow", "ring", "halving_doubling", "auto"])
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64])
+def test_all_reduce_on_the_gpus_of_the_host(algorithm: str, dtype: tf.DType) -> None:
+    strategy = the_strategy()
+    replicas = strategy.num_replicas_in_sync
+    options = tlb.AllReduceOptions(algorithm=algorithm, bucket_bytes=4000)
+
+    def step() -> list[tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        member = tf.cast(context.replica_id_in_sync_group, dtype)
+        values = [tf.fill([size], member + 1) for size in (1, 7, 1000, 3000)]
+        return context.all_reduce("SUM", values, options=options)
+
+    for result in tf.function(lambda: strategy.run(step))():
+        for local in strategy.experimental_local_results(result):
+            np.testing.assert_array_equal(
+                local, np.full(local.shape, replicas * (replicas + 1) / 2)
+            )

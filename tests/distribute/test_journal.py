@@ -83,7 +83,7 @@ def test_a_graph_arrives_each_time_that_it_runs_also_in_a_loop() -> None:
     @tf.function
     def steps(count: tf.Tensor) -> None:
         for _ in tf.range(count):
-            journal.arrive_in_graph(plan)
+            journal.arrive_in_graph(plan, tf.constant(0.0))
 
     plan.records += ["first", "second"]
     steps(tf.constant(3))
@@ -102,7 +102,7 @@ def test_the_position_is_read_from_another_thread_while_a_graph_runs() -> None:
 
     @tf.function
     def step() -> None:
-        journal.arrive_in_graph(plan)
+        journal.arrive_in_graph(plan, tf.constant(0.0))
 
     def read() -> None:
         while not done.is_set():

@@ -8,12 +8,17 @@ from harness import case_values, run_workers
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]
 
-# Workers, replicas a worker, cases: all of them where that is cheap.
+# Workers, replicas a worker, all-reduce, cases: all of them where that is cheap.
 CLUSTERS = {
-    "1": (1, 1, ()),
-    "2": (2, 1, ()),
-    "4": (4, 1, ("case_sgd_with_schedule", "case_evaluation")),
-    "2x2": (2, 2, ("case_sgd_with_schedule", "case_accumulation", "case_evaluation")),
+    "1": (1, 1, "auto", ()),
+    "2": (2, 1, "auto", ()),
+    "4": (4, 1, "ring", ("case_sgd_with_schedule", "case_evaluation")),
+    "2x2": (
+        2,
+        2,
+        "halving_doubling",
+        ("case_sgd_with_schedule", "case_accumulation", "case_evaluation"),
+    ),
 }
 
 
@@ -24,10 +29,11 @@ def launches():
             "equality.py",
             workers,
             replicas_per_worker=replicas,
+            env={"EQUALITY_ALL_REDUCE": all_reduce},
             cases=cases,
             timeout_seconds=400,
         )
-        for name, (workers, replicas, cases) in CLUSTERS.items()
+        for name, (workers, replicas, all_reduce, cases) in CLUSTERS.items()
     }
 
 
@@ -36,7 +42,7 @@ def one(launches, case):
 
 
 def several(launches, case):
-    for name, (workers, _, cases) in CLUSTERS.items():
+    for name, (workers, _, _, cases) in CLUSTERS.items():
         if workers > 1 and (not cases or case in cases):
             yield from case_values(launches[name], case)
 

@@ -115,6 +115,17 @@ def test_a_killed_worker_ends_the_others(
     assert ends[1 - dead]["seconds"] < SOON_SECONDS
 
 
+@pytest.mark.parametrize(("cluster", "dead"), [(0, 2), (1, 1)])
+def test_a_worker_killed_in_a_plan_ends_all_others(
+    launch: list[WorkerResult], cluster: int, dead: int
+) -> None:
+    ends = ends_of(launch, "case_killed_in_plans")[cluster]
+    assert ends[dead]["returncode"] == -9
+    for rank in {0, 1, 2} - {dead}:
+        assert f"worker {dead} at {ends[dead]['address']}" in last_error(ends[rank])
+        assert ends[rank]["seconds"] < SOON_SECONDS
+
+
 @pytest.mark.parametrize(("cluster", "stopped"), [(0, 1), (1, 0)])
 def test_a_stopped_worker_ends_the_others(
     launch: list[WorkerResult], cluster: int, stopped: int
@@ -125,8 +136,9 @@ def test_a_stopped_worker_ends_the_others(
     assert ends[1 - stopped]["seconds"] < SOON_SECONDS + 10.0
 
 
-def test_a_hanging_worker_is_named(launch: list[WorkerResult]) -> None:
-    (ends,) = ends_of(launch, "case_hanging_worker")
+@pytest.mark.parametrize("case", ["case_hanging_worker", "case_hanging_forward_pass"])
+def test_a_hanging_worker_is_named(launch: list[WorkerResult], case: str) -> None:
+    (ends,) = ends_of(launch, case)
     assert re.search(
         rf"worker 0 at {ends[0]['address']} has waited \d+ s \(timeout_seconds=5\).* for: "
         rf"worker 1 at {ends[1]['address']} stands at arrival \d+",
@@ -144,37 +156,58 @@ def test_a_worker_that_raises_ends_the_others(launch: list[WorkerResult]) -> Non
 # --- Programs that differ
 
 
-KERNELS = "all_reduce float32(3, 3) over 2"
-
-
 @pytest.mark.parametrize(
     ("case", "cluster", "first", "second"),
     [
-        ("case_models_differ", 0, "variable 1 float32(3, 4)", "variable 1 float32(3, 5)"),
-        ("case_models_differ", 1, "variable 3 float32(4, 1)", "variable 3 float32(4, 4)"),
-        ("case_steps_differ", 0, None, "variable 9 float32()"),  # the state of a metric
-        ("case_steps_differ", 1, None, "variable 9 float32(3, 4)"),  # a slot of the optimizer
-        (
-            "case_steps_differ",
-            2,
-            f"{KERNELS}, all_reduce float32(1,) over 2",
-            f"{KERNELS}, all_reduce float32(2,) over 2",
-        ),
+        ("case_models_differ", 0, "dense/kernel float32(3, 4)", "dense/kernel float32(3, 5)"),
+        ("case_models_differ", 1, "dense_1/kernel float32(4, 1)", "dense_1/kernel float32(4, 4)"),
     ],
-    ids=["width", "depth", "metrics", "optimizer", "logs"],
+    ids=["width", "depth"],
 )
-def test_different_programs_show_both_sides_on_both(
-    launch: list[WorkerResult], case: str, cluster: int, first: str | None, second: str
+def test_different_variables_show_both_sides_on_both(
+    launch: list[WorkerResult], case: str, cluster: int, first: str, second: str
 ) -> None:
     ends = ends_of(launch, case)[cluster]
+    for end in ends.values():
+        error = last_error(end)
+        assert "MismatchError: Workers must make the same variables" in error
+        for rank, what in ((0, first), (1, second)):
+            assert re.search(
+                rf"^  worker {rank} at {ends[rank]['address']} made \d+ variables, "
+                rf"number \d+ of them: .*{re.escape(what)}$",
+                error,
+                re.MULTILINE,
+            ), error
+
+
+KERNELS = "all_reduce float32(9,) over 2"
+CHECK = r"check of \d+ variables from {} on int64\(1, 3\) over 2"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "first", "second"),
+    [
+        (0, ".+", CHECK.format(r"float32\(\)")),  # the state of a metric
+        (1, ".+", CHECK.format(r"float32\(3, 4\)")),  # a slot of the optimizer
+        (
+            2,
+            re.escape(f"{KERNELS}, all_reduce float32(1,) over 2"),
+            re.escape(f"{KERNELS}, all_reduce float32(2,) over 2"),
+        ),
+    ],
+    ids=["metrics", "optimizer", "logs"],
+)
+def test_different_programs_show_both_sides_on_both(
+    launch: list[WorkerResult], cluster: int, first: str, second: str
+) -> None:
+    ends = ends_of(launch, "case_steps_differ")[cluster]
     for end in ends.values():
         assert "workers run different programs" in last_error(end)
         digests = set()
         for rank, what in ((0, first), (1, second)):
             found = re.search(
-                rf"^  worker {rank} at {ends[rank]['address']}, arrival \d+: \[([0-9a-f]{{16}})\] "
-                + (".+" if what is None else re.escape(what))
-                + "$",
+                rf"^  worker {rank} at {ends[rank]['address']}, arrival \d+: "
+                rf"\[([0-9a-f]{{16}})\] {what}$",
                 last_error(end),
                 re.MULTILINE,
             )

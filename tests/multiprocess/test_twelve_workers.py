@@ -23,3 +23,8 @@ def test_predictions_are_in_order(workers):
 def test_gather_is_in_rank_order(workers):
     for ranks in case_values(workers, "case_gather"):
         np.testing.assert_array_equal(ranks, np.arange(12))
+
+
+def test_sums_are_of_all_ranks(workers):
+    for sums in case_values(workers, "case_all_reduce"):
+        np.testing.assert_array_equal(sums, np.arange(1, 13))

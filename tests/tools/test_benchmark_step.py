@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-BENCHMARK = ROOT / "tools" / "benchmark_step.py"
-
-
-def load(name: str) -> ModuleType:
-    """A module of tools/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
-
+from tool_runs import load, run_tool
 
 results = load("_step_results")
-
-
-def benchmark(*flags: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(BENCHMARK), *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
 
 
 @pytest.mark.multiprocess
 @pytest.mark.timeout(160)
 def test_two_workers_stock_and_ours(tmp_path: Path) -> None:
     flags = ["--workers=2", "--repeats=1", "--steps=4", "--epochs=2", "--output=step.json"]
-    done = benchmark(*flags, cwd=tmp_path)
+    done = run_tool("benchmark_step", *flags, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "step.json").read_text())
@@ -144,6 +114,6 @@ def test_rows_and_ratios_of_several_repeats() -> None:
     ],
 )
 def test_wrong_flags(flag: str, complaint: str, tmp_path: Path) -> None:
-    done = benchmark(flag, cwd=tmp_path)
+    done = run_tool("benchmark_step", flag, cwd=tmp_path)
     assert done.returncode == 2
     assert complaint in done.stderr

@@ -1,162 +1,56 @@
-"""TensorFlow's collective ops with instance keys fixed at trace time and results in rank order."""
+"""Reduces and gathers values over all replicas: buckets, each by the algorithm chosen for it."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tf_largebatch.core.buckets import assign_buckets
+from tf_largebatch.core.collective_plan import AllReducePlan
 from tf_largebatch.core.errors import ConfigurationError
-from tf_largebatch.distribute._journal import CollectiveJournal, PlansByGraph
-from tf_largebatch.distribute._tf_internals import (
-    CollectiveAllReduce,
-    CollectiveReplicaLauncher,
-    ReduceOp,
-    in_xla_context,
-)
+from tf_largebatch.distribute._exchange import EXCHANGED_DTYPES
+from tf_largebatch.distribute._journal import CollectiveJournal
+from tf_largebatch.distribute._options import AllReduceOptions
+from tf_largebatch.distribute._replica_launcher import ReplicaLauncher
+from tf_largebatch.distribute._selection import AlgorithmSelector
+from tf_largebatch.distribute._tf_internals import CollectiveAllReduce, ReduceOp
 
-
-class ReplicaLauncher(CollectiveReplicaLauncher):
-    """Launches the collectives of one replica.
-
-    Args:
-        journal: notes what is traced and reached.
-        global_devices: the names of all devices of the group, in rank order.
-        is_first: whether this is the first replica of the worker: one of them is enough to note
-            where the worker stands.
-        Others: as the base class.
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        journal: CollectiveJournal,
-        global_devices: Sequence[str],
-        is_first: bool,
-    ) -> None:
-        super().__init__(*args)
-        self._journal = journal
-        self._plans = PlansByGraph(journal)
-        self._is_first = is_first
-        self._traced_key: int | None = None
-        # TensorFlow orders the members of a group by device name, as text, so that task 10 comes
-        # before task 2, and gathers in that order.
-        by_name = sorted(global_devices)
-        self._place_of_rank = [by_name.index(device) for device in global_devices]
-
-    def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
-        if self._group_size == 1:
-            return tf.identity(input_tensor)
-        with self._noted("all_reduce", input_tensor):
-            return super().all_reduce(input_tensor, control_input, options)
-
-    def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
-        """All-reduces each pack as one flat tensor a dtype (the base class mixes dtypes)."""
-        if tf.executing_eagerly() or not all(
-            tensor.shape.is_fully_defined() for pack in input_tensor_packs for tensor in pack
-        ):
-            return list(super().batch_all_reduce(input_tensor_packs, options))
-        outputs: list[Any] = []
-        for pack in input_tensor_packs:
-            reduced: dict[int, Any] = {}
-            for dtype in dict.fromkeys(tensor.dtype for tensor in pack):
-                places = [place for place, tensor in enumerate(pack) if tensor.dtype == dtype]
-                results = self._all_reduce_flat([pack[place] for place in places], options)
-                reduced.update(zip(places, results, strict=True))
-            outputs += [reduced[place] for place in range(len(pack))]
-        return outputs
-
-    def _all_reduce_flat(self, tensors: list[Any], options: Any) -> list[Any]:
-        if len(tensors) == 1:
-            return [self.all_reduce(tensors[0], None, options)]
-        with tf.device(self._device):
-            flat = tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
-            reduced = self.all_reduce(flat, None, options)
-            parts = tf.split(reduced, [tensor.shape.num_elements() for tensor in tensors])
-            return [
-                tf.reshape(part, tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
-            ]
-
-    def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
-        """Gathers the rows of all replicas.
-
-        The base class first agrees on the number of rows and gathers in a branch, which no loop
-        can hold. With a static number of rows, as in training, nothing is to be agreed on.
-        """
-        shape = input_slices.values.shape
-        if tf.executing_eagerly() or not shape.is_fully_defined():
-            return super().all_reduce_indexed_slices(input_slices, options)
-        options = self._options.merge(options)
-        return tf.IndexedSlices(
-            values=self._all_gather(input_slices.values, options),
-            indices=self._all_gather(tf.ensure_shape(input_slices.indices, shape[:1]), options),
-            dense_shape=input_slices.dense_shape,
-        )
-
-    def gather_equal_shapes(self, value: Any) -> Any:
-        """`[n, ...]` of each replica, of one static shape everywhere, to `[replicas * n, ...]`."""
-        return self._all_gather(value, None)
-
-    def _all_gather(self, input_tensor: Any, options: Any) -> Any:
-        with self._noted("all_gather", input_tensor):
-            gathered = super()._all_gather(input_tensor, options)
-        if self._place_of_rank == list(range(self._group_size)):
-            return gathered
-        with tf.device(self._device):
-            shape = tf.shape(input_tensor)
-            by_name = tf.reshape(gathered, tf.concat([[self._group_size], shape], axis=0))
-            by_rank = tf.gather(by_name, self._place_of_rank)  # [rank, n, ...]
-            flat = tf.reshape(by_rank, tf.concat([[self._group_size * shape[0]], shape[1:]], 0))
-        return tf.ensure_shape(flat, gathered.shape)
-
-    @contextlib.contextmanager
-    def _noted(self, kind: str, tensor: Any) -> Iterator[None]:
-        """Notes one collective, and chooses its key if it is traced with a static shape.
-
-        A key is tied to a shape. Where the shape may differ from call to call, as in `predict`
-        with a partial last batch, the base class takes a fresh key each call.
-        """
-        tensor = tf.convert_to_tensor(tensor)
-        record = f"{kind} {tensor.dtype.name}{tensor.shape} over {self._group_size}"
-        if tf.executing_eagerly():
-            if self._is_first:
-                self._journal.arrive(record)
-            yield
-            return
-        if in_xla_context():
-            raise ConfigurationError(
-                "jit_compile=True puts a collective into a computation compiled by XLA, which "
-                "cannot run TensorFlow's cross-worker collectives on this device. Compile the "
-                "model with jit_compile=False (or leave 'auto')."
-            )
-        plan, is_new = self._plans.add(record)
-        if tensor.shape.is_fully_defined():
-            self._traced_key = self._journal.key_of(plan)
-        arrived = [self._journal.arrive_in_graph(plan)] if is_new and self._is_first else []
-        with tf.control_dependencies(arrived):
-            yield
-
-    def _next_instance_key(self) -> Any:
-        key, self._traced_key = self._traced_key, None
-        return super()._next_instance_key() if key is None else key
+# Smaller buckets travel as they are: their bytes cost next to nothing, and metrics, batch-norm
+# sums and the like keep their precision.
+_SMALLEST_ROUNDED_BYTES = 4 * 2**10
 
 
 class LargeBatchAllReduce(CollectiveAllReduce):
-    """Cross-device ops over `ReplicaLauncher`; arguments as those two."""
+    """Cross-device ops of a strategy.
+
+    Args:
+        devices: this worker's.
+        group_size: the number of all workers' devices.
+        options: the strategy's.
+        collective_keys: TensorFlow's.
+        journal: notes what is traced and reached.
+        global_devices: the names of all devices, in rank order.
+        first_member: the number of this worker's first device among them.
+        selector: chooses algorithms; None means TensorFlow's own, always.
+    """
 
     def __init__(
         self,
         *,
         devices: Sequence[str],
         group_size: int,
-        options: Any,
+        options: AllReduceOptions,
         collective_keys: Any,
         journal: CollectiveJournal,
         global_devices: Sequence[str],
+        first_member: int,
+        selector: AlgorithmSelector | None,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
+        self._selector = selector
+        self._eager_functions: dict[Any, Callable[..., Any]] = {}
         self._launchers = [
             ReplicaLauncher(
                 collective_keys.get_group_key(self._devices),
@@ -166,20 +60,21 @@ class LargeBatchAllReduce(CollectiveAllReduce):
                 options,
                 journal=journal,
                 global_devices=global_devices,
+                member=first_member + index,
                 is_first=index == 0,
             )
             for index, device in enumerate(self._devices)
         ]
 
     def _all_reduce(self, reduce_op: Any, value: Any, replica_id: int, options: Any) -> Any:
-        """Reduces a structure of one replica's values: the dense ones together, then the sparse."""
-        launcher = self._launchers[replica_id]
+        """Reduces a structure of one replica's values: the dense ones in buckets, then the rest."""
+        options = self._options.merge(options)
         leaves = tf.nest.flatten(value)
         # Backward makes the last layer's gradients first.
         dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)][::-1]
-        reduced = iter(launcher.batch_all_reduce([dense], options)[::-1] if dense else ())
+        reduced = iter(self._reduce_dense(dense, replica_id, options)[::-1])
         results = [
-            launcher.all_reduce_indexed_slices(leaf, options)
+            self._launchers[replica_id].all_reduce_indexed_slices(leaf, options)
             if isinstance(leaf, tf.IndexedSlices)
             else next(reduced)
             for leaf in leaves
@@ -189,9 +84,139 @@ class LargeBatchAllReduce(CollectiveAllReduce):
                 results = [_divided(result, self._group_size) for result in results]
         return tf.nest.pack_sequence_as(value, results)
 
-    def gather_equal_shapes(self, value: Any) -> Any:
+    def _reduce_dense(
+        self, tensors: list[Any], replica_id: int, options: AllReduceOptions
+    ) -> list[Any]:
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if self._group_size == 1:
+            return [tf.identity(tensor) for tensor in tensors]
+        if not all(tensor.shape.is_fully_defined() for tensor in tensors):
+            packs = [[tensor] for tensor in tensors]
+            return list(self._launchers[replica_id].batch_all_reduce(packs, options))
+        if tf.executing_eagerly():
+            return list(self._eager_function(replica_id, options)(tensors))
+        return self._reduce_in_buckets(tensors, replica_id, options)
+
+    def _eager_function(self, replica_id: int, options: AllReduceOptions) -> Callable[..., Any]:
+        """The graph that reduces a replica's eager values, all at once."""
+        key = (replica_id, *options.fields())
+        if key not in self._eager_functions:
+            self._eager_functions[key] = tf.function(
+                lambda tensors: self._reduce_in_buckets(tensors, replica_id, options),
+                autograph=False,
+            )
+        return self._eager_functions[key]
+
+    def _reduce_in_buckets(
+        self, tensors: list[tf.Tensor], replica_id: int, options: AllReduceOptions
+    ) -> list[tf.Tensor]:
+        """The sums of `tensors`, which are given in the order in which they come to exist.
+
+        A bucket starts when its values exist and the bucket `max_buckets_in_flight` before it is
+        done, on all workers in the same order (Goyal et al. 2017, section 4.1).
+        """
+        buckets = assign_buckets(
+            [tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            bucket_bytes=options.bucket_bytes,
+        )
+        at_once = min(len(buckets), options.max_buckets_in_flight)
+        results: dict[int, tf.Tensor] = {}
+        done: list[tf.Tensor] = []
+        first_values: list[tf.Tensor] = []  # the first one of the bucket before
+        for bucket in buckets:
+            values = [tensors[place] for place in bucket]
+            before = done[-at_once:][:1] if len(done) >= at_once else []
+            # A bucket ahead of what they receive, so that nobody waits for a request to arrive.
+            posted_after = done[-at_once - 1 :][:1] if len(done) > at_once else []
+            with tf.device(self._devices[replica_id]):
+                flat = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+                with tf.control_dependencies(before):
+                    flat = tf.identity(flat)
+                reduced = self._reduce_bucket(
+                    flat,
+                    replica_id,
+                    options,
+                    number=len(done),
+                    at_once=at_once,
+                    receive_after=posted_after + first_values,
+                )
+                parts = tf.split(reduced, [value.shape.num_elements() for value in values])
+                results.update(
+                    (place, tf.reshape(part, value.shape))
+                    for place, part, value in zip(bucket, parts, values, strict=True)
+                )
+            done.append(reduced)
+            first_values = values[:1]
+        return [results[place] for place in range(len(tensors))]
+
+    def _reduce_bucket(
+        self,
+        flat: tf.Tensor,
+        replica_id: int,
+        options: AllReduceOptions,
+        *,
+        number: int,
+        at_once: int,
+        receive_after: Sequence[tf.Tensor],
+    ) -> tf.Tensor:
+        launcher = self._launchers[replica_id]
+        wire_dtype = _wire_dtype(flat, options)
+        if wire_dtype is not None and launcher.has_nccl:
+            raise ConfigurationError(
+                f"wire_dtype={wire_dtype.name!r} is for CPU clusters: NCCL would also add in it. "
+                "Leave it out on GPUs."
+            )
+        if flat.shape[0] == 0:
+            return flat
+        plan = None
+        if self._selector is not None and flat.dtype in EXCHANGED_DTYPES:
+            plan = self._selector.plan(
+                options.algorithm,
+                length=flat.shape[0],
+                item_bytes=(wire_dtype or flat.dtype).size,
+                at_once=at_once,
+                sums_wider_than_wire=wire_dtype is not None,
+            )
+        if plan is None:
+            return launcher.all_reduce_bucket(flat, options, number=number)
+        return launcher.all_reduce_by_plan(
+            plan, flat, wire_dtype=wire_dtype, receive_after=receive_after
+        )
+
+    def trial(self, plan: AllReducePlan | None, *, length: int) -> Callable[[], Any]:
+        """A function that reduces `[length]` float32 once, on all of this worker's replicas.
+
+        Args:
+            plan: how; None means TensorFlow's own all-reduce.
+            length: elements.
+        """
+
+        def reduce_on(launcher: ReplicaLauncher) -> tf.Tensor:
+            flat = tf.zeros([length])
+            if plan is None:
+                return launcher.all_reduce(flat, None, self._options)
+            if length == 0:
+                return flat
+            return launcher.all_reduce_by_plan(plan, flat, wire_dtype=None, receive_after=())
+
+        @tf.function(autograph=False)
+        def reduce() -> list[tf.Tensor]:
+            return [reduce_on(launcher) for launcher in self._launchers]
+
+        return reduce
+
+    def gather_equal_shapes(self, value: Any, *, purpose: str) -> Any:
         """`ReplicaLauncher.gather_equal_shapes` of the first replica; for one device a worker."""
-        return self._launchers[0].gather_equal_shapes(value)
+        return self._launchers[0].gather_equal_shapes(value, purpose=purpose)
+
+
+def _wire_dtype(flat: tf.Tensor, options: AllReduceOptions) -> tf.DType | None:
+    """The dtype in which a bucket travels, where it is another than its own."""
+    if options.wire_dtype is None or flat.dtype not in (tf.float32, tf.float64):
+        return None
+    enough = flat.shape[0] * flat.dtype.size >= _SMALLEST_ROUNDED_BYTES
+    return options.wire_dtype if enough else None
 
 
 def _divided(value: Any, count: int) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from tf_largebatch.core.algorithm_choice import AllReduceCosts, Candidate
 from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute._cross_device_ops import LargeBatchAllReduce
 from tf_largebatch.distribute._input import (
@@ -17,14 +19,17 @@ from tf_largebatch.distribute._input import (
     steps_of,
 )
 from tf_largebatch.distribute._journal import CollectiveJournal
+from tf_largebatch.distribute._measurement import measure_costs
+from tf_largebatch.distribute._options import AllReduceOptions
 from tf_largebatch.distribute._row_split import split_rows
+from tf_largebatch.distribute._selection import AlgorithmSelector
 from tf_largebatch.distribute._tf_internals import (
     CollectiveAllReduceExtended,
-    Options,
     broadcast_recv_v2,
     broadcast_send_v2,
     context,
 )
+from tf_largebatch.distribute._variable_sync import VariableSynchroniser
 
 _FIRST_BROADCAST_KEY = 2**29
 
@@ -38,6 +43,8 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
         *,
         topology: ClusterTopology,
         cpu_replicas: int,
+        options: AllReduceOptions,
+        parallel_initialization: bool,
     ) -> None:
         self._topology = topology
         self._cpu_replicas = cpu_replicas
@@ -53,13 +60,21 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             cluster_resolver=resolver,
             # No timeout here: TensorFlow keeps a sleeping thread for each collective that has one,
             # until its time is over. `_progress.py` ends waits, and names who is waited for.
-            communication_options=Options(),
+            communication_options=options,
         )
         self.journal = CollectiveJournal()
-        self._cross_device_ops = self._make_cross_device_ops(self.worker_devices)
-        self._host_cross_device_ops = self._make_cross_device_ops([self._worker_device])
+        self.variables = VariableSynchroniser(topology, self, must_be_equal=parallel_initialization)
+        self.selector = AlgorithmSelector(
+            num_workers=self._num_workers,
+            replicas_per_worker=len(self.worker_devices),
+            has_nccl=self._local_device_type == "GPU",
+        )
+        self._host_cross_device_ops = self._make_cross_device_ops([self._worker_device], None)
+        self._cross_device_ops = self._make_cross_device_ops(self.worker_devices, self.selector)
 
-    def _make_cross_device_ops(self, devices: Any) -> LargeBatchAllReduce:
+    def _make_cross_device_ops(
+        self, devices: Any, selector: AlgorithmSelector | None
+    ) -> LargeBatchAllReduce:
         return LargeBatchAllReduce(
             devices=devices,
             group_size=len(devices) * self._num_workers,
@@ -67,6 +82,8 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             collective_keys=self._collective_keys,
             journal=self.journal,
             global_devices=self._global_devices(devices),
+            first_member=self._topology.rank * len(devices),
+            selector=selector,
         )
 
     def _global_devices(self, devices: Any) -> list[str]:
@@ -102,12 +119,15 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
         counts = kwargs.get("dtype") is not None and tf.as_dtype(kwargs["dtype"]).is_integer
         if counts and kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             kwargs["aggregation"] = tf.VariableAggregation.NONE
-        return super()._create_variable(next_creator, **kwargs)
+        variable = super()._create_variable(next_creator, **kwargs)
+        if self._num_workers > 1 and tf.executing_eagerly():
+            self.variables.add(variable)
+        return variable
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
     ) -> Callable[[], Any]:
-        """The chief's value, on every worker."""
+        """This worker's own value; `variables` makes it equal on all of them."""
         if replica_id != 0 or self._num_workers == 1:
             return super()._get_variable_creator_initial_value(  # type: ignore[no-any-return]
                 replica_id, device, primary_var, **kwargs
@@ -118,28 +138,39 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             value = value() if callable(value) else value
             value = getattr(value, "wrapped_value", value)  # as a checkpoint hands it over
             with tf.device(device):
-                return self._broadcast(
-                    tf.convert_to_tensor(value, dtype=kwargs.get("dtype")), device
-                )
+                value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+                return value if tf.executing_eagerly() else self._broadcast(value)
 
         return initial_value
 
-    def _broadcast(self, value: tf.Tensor, device: str) -> tf.Tensor:
-        """Rank 0's value, by a key that only workers with the same variable here have."""
+    def gather(self, value: npt.NDArray[np.int64], *, purpose: str) -> npt.NDArray[np.int64]:
+        """`[n]` of every worker, of one length, as `[workers, n]`."""
+        gathered = self.gather_from_workers(tf.constant(value[None]), purpose=purpose)
+        return gathered.numpy()  # type: ignore[no-any-return]
+
+    def broadcast(self, value: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The chief's `[n]`."""
+        with tf.device(self._worker_device):
+            return self._broadcast(tf.constant(value)).numpy()  # type: ignore[no-any-return]
+
+    def _broadcast(self, value: tf.Tensor) -> tf.Tensor:
+        """Rank 0's value, by a key that only workers with the same one here have."""
         self._broadcasts += 1
-        record = f"variable {self._broadcasts} {value.dtype.name}{value.shape}"
-        self.journal.arrive(record)
+        record = f"broadcast {self._broadcasts} {value.dtype.name}{value.shape}"
+        if tf.executing_eagerly():
+            self.journal.arrive(record)
         digest = hashlib.sha256(record.encode()).digest()
         group = {
             "group_size": self._num_workers,
-            "group_key": self._collective_keys.get_group_key([device]),
+            "group_key": self._collective_keys.get_group_key([self._worker_device]),
             "instance_key": _FIRST_BROADCAST_KEY
             + int.from_bytes(digest[:4], "little") % _FIRST_BROADCAST_KEY,
         }
-        if self._topology.is_chief:
-            broadcast_send_v2(value, **group)
-            return value
-        return broadcast_recv_v2(tf.shape(value), value.dtype, **group)
+        if not self._topology.is_chief:
+            return broadcast_recv_v2(tf.shape(value), value.dtype, **group)
+        sent = broadcast_send_v2(value, **group)
+        with tf.control_dependencies([] if sent is None else [sent]):
+            return tf.identity(value)
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -160,7 +191,9 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
 
     def _replica_batches(self, dataset: tf.data.Dataset, options: Any) -> ReplicaBatchesDataset:
         steps = steps_of(dataset, local_replicas=len(self.worker_devices))
-        by_rank = self.gather_from_workers(tf.constant([steps], tf.int64)).numpy()
+        by_rank = self.gather_from_workers(
+            tf.constant([steps], tf.int64), purpose="count of a data set's steps"
+        ).numpy()
         agreed = bool(steps != UNKNOWN and np.all(by_rank == steps))
         return ReplicaBatchesDataset(
             input_workers=self._input_workers_with_options(options),
@@ -173,11 +206,37 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             options=options,
         )
 
-    def gather_from_workers(self, value: tf.Tensor) -> tf.Tensor:
-        """`[n, ...]` of every worker, of one static shape, joined in rank order."""
+    def measure_costs(self) -> AllReduceCosts:
+        """What an all-reduce costs between the workers; equal on all, which must all call it."""
+
+        def prepare(candidate: Candidate, size_bytes: int) -> Callable[[], Any]:
+            length = size_bytes // tf.float32.size
+            plan = self.selector.plan_of(candidate, length=length, item_bytes=tf.float32.size)
+            return self._cross_device_ops.trial(plan, length=length)
+
+        def agree(seconds: Sequence[float]) -> list[float]:
+            by_rank = self.gather_from_workers(
+                tf.constant([seconds], tf.float64), purpose="costs of an all-reduce"
+            )
+            return np.max(by_rank.numpy(), axis=0).tolist()
+
+        return measure_costs(
+            prepare,
+            agree=agree,
+            num_workers=self._num_workers,
+            replicas_per_worker=len(self.worker_devices),
+        )
+
+    def gather_from_workers(self, value: tf.Tensor, *, purpose: str) -> tf.Tensor:
+        """`[n, ...]` of every worker, of one static shape, joined in rank order.
+
+        Args:
+            value: this worker's.
+            purpose: shown where workers find that they run different programs.
+        """
         if self._num_workers == 1:
             return value
-        return self._host_cross_device_ops.gather_equal_shapes(value)
+        return self._host_cross_device_ops.gather_equal_shapes(value, purpose=purpose)
 
 
 def _host_of(spec: tf.DeviceSpec) -> dict[str, Any]:

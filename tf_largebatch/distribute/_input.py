@@ -233,7 +233,9 @@ class ReplicaBatchesIterator(input_lib.DistributedIterator):  # type: ignore[mis
         """Whether every replica of every worker has one; an error if only some have."""
         with tf.device(self._input_workers.worker_devices[0]):
             counts = tf.stack([tf.cast(each.has_value(), tf.int32) for each in optionals])
-            by_rank = self._strategy.extended.gather_from_workers(tf.reduce_sum(counts)[None])
+            by_rank = self._strategy.extended.gather_from_workers(
+                tf.reduce_sum(counts)[None], purpose="check for another batch"
+            )
             agree = tf.reduce_all(by_rank == 0) | tf.reduce_all(by_rank == len(optionals))
             check = tf.debugging.Assert(
                 agree,

@@ -18,7 +18,6 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 # TensorFlow's own counters start at 100; hashed keys lie far above them.
@@ -44,13 +43,22 @@ class Position:
 
 
 class CollectivePlan:
-    """The collectives of one graph on one device, in the order in which they are traced."""
+    """The collectives of one graph on one device, in the order in which they are traced.
 
-    def __init__(self) -> None:
+    Args:
+        place: where the graph lies within others, equal for no two that can run at a time.
+    """
+
+    def __init__(self, place: tuple[str, ...] = ()) -> None:
+        self.place = place
         self.records: list[str] = []
+        self.branches = 0
+
+    def text(self) -> str:
+        return "\n".join([*self.place, *self.records])
 
     def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.records).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.text().encode()).hexdigest()[:16]
 
     def describe(self) -> str:
         shown = self.records[:_RECORDS_SHOWN]
@@ -65,41 +73,53 @@ class CollectiveJournal:
         self._lock = threading.Lock()
         self._plans: list[CollectivePlan] = []
         self._key_owner: dict[int, str] = {}
-        # [arrivals, number of the plan]. A variable, as graphs write it while they run; made
-        # outside of any strategy scope and pinned to the host.
+        # Variables, as graphs write them while they run; made outside of any strategy scope and
+        # pinned to the host.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._state = tf.Variable(np.array([0, -1]), dtype=tf.int64, trainable=False)
+            self._arrivals = tf.Variable(0, dtype=tf.int64, trainable=False)
+            self._plan_number = tf.Variable(-1, dtype=tf.int64, trainable=False)
 
-    def new_plan(self) -> CollectivePlan:
-        plan = CollectivePlan()
+    def new_plan(self, place: tuple[str, ...] = ()) -> CollectivePlan:
+        plan = CollectivePlan(place)
         with self._lock:
             self._plans.append(plan)
         return plan
 
-    def key_of(self, plan: CollectivePlan) -> int:
-        """The instance key of the last collective of `plan`, from it and all before it."""
-        text = "\n".join(plan.records)
+    def key_of(self, plan: CollectivePlan, *, count: int = 1) -> int:
+        """The instance key of the last collective of `plan`, from it and all before it.
+
+        Args:
+            plan: what is traced so far.
+            count: how many consecutive keys the collective takes, of which this is the first.
+        """
+        text = plan.text()
         key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
         with self._lock:
             while True:
-                key = _FIRST_HASHED_KEY + key % _FIRST_HASHED_KEY
-                if self._key_owner.setdefault(key, text) == text:
+                key = _FIRST_HASHED_KEY + key % (_FIRST_HASHED_KEY - count)
+                keys = range(key, key + count)
+                if all(self._key_owner.get(each, text) == text for each in keys):
+                    self._key_owner.update(dict.fromkeys(keys, text))
                     return key
-                key += 1  # two texts with one hash: both take the next free key on all workers
+                key += 1  # the hashes of two texts meet: all workers take the next free keys
 
-    def arrive_in_graph(self, plan: CollectivePlan) -> tf.Operation:
-        """An op that, when it runs, notes that this worker comes to the plan's first collective."""
+    def arrive_in_graph(self, plan: CollectivePlan, value: tf.Tensor) -> tf.Operation:
+        """An op that notes that this worker comes to the plan's first collective.
+
+        It runs when `value`, which that collective takes, exists: a worker that hangs in its
+        forward pass has not arrived.
+        """
         number = self._plans.index(plan)
-        with tf.device("CPU:0"):
-            arrivals = self._state[0] + 1
-            return self._state.assign(tf.stack([arrivals, number])).op
+        with tf.control_dependencies([value]), tf.device("CPU:0"):
+            numbered = self._plan_number.assign(number, read_value=False)
+            return tf.group(numbered, self._arrivals.assign_add(1, read_value=False))
 
     def arrive(self, description: str) -> None:
         """Notes an arrival at a collective that runs eagerly."""
         plan = self.new_plan_once(description)
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
-            arrivals = int(self._state.numpy()[0]) + 1
-            self._state.assign(np.array([arrivals, plan], np.int64))
+            self._plan_number.assign(plan)
+            self._arrivals.assign_add(1)
 
     def new_plan_once(self, description: str) -> int:
         """The number of the plan that consists of this one collective."""
@@ -113,8 +133,12 @@ class CollectiveJournal:
             return len(self._plans) - 1
 
     def position(self) -> Position:
-        """Where this worker stands now; callable from any thread."""
-        arrivals, number = (int(value) for value in self._state.numpy())
+        """Where this worker stands now; callable from any thread.
+
+        It is two reads: of a worker that moves on in between, the number may be of another plan
+        than the arrivals. Only a worker that stands still is judged.
+        """
+        arrivals, number = int(self._arrivals.numpy()), int(self._plan_number.numpy())
         if number < 0:
             return Position(0, "", "nothing yet")
         plan = self._plans[number]
@@ -122,7 +146,14 @@ class CollectiveJournal:
 
 
 class PlansByGraph:
-    """The plan of each graph that a launcher has traced collectives into."""
+    """The plan of each graph that a launcher has traced collectives into.
+
+    A graph within another must have keys of its own, as both may run at a time. Of a branch or a
+    loop, which is always traced together with the graph around it, the place is all that was
+    traced there before, and its number. A function within a function may have been traced long
+    ago, or on another worker not yet; its place is its name and how deep it lies. (TensorFlow runs
+    the calls of functions one after the other.)
+    """
 
     def __init__(self, journal: CollectiveJournal) -> None:
         self._journal = journal
@@ -130,10 +161,21 @@ class PlansByGraph:
 
     def add(self, record: str) -> tuple[CollectivePlan, bool]:
         """Adds a collective to the plan of the current graph; returns it, and whether it is new."""
-        graph = tf.compat.v1.get_default_graph()
-        plan = self._plans.get(graph)
-        is_new = plan is None
-        if plan is None:
-            plan = self._plans[graph] = self._journal.new_plan()
+        plan = self._plan_of(tf.compat.v1.get_default_graph())
         plan.records.append(record)
-        return plan, is_new
+        return plan, len(plan.records) == 1
+
+    def _plan_of(self, graph: Any) -> CollectivePlan:
+        if graph not in self._plans:
+            self._plans[graph] = self._journal.new_plan(self._place_of(graph))
+        return self._plans[graph]
+
+    def _place_of(self, graph: Any) -> tuple[str, ...]:
+        outer = getattr(graph, "outer_graph", None)
+        is_inner = outer is not None and outer.building_function
+        if not getattr(graph, "is_control_flow_graph", False):
+            name = str(getattr(graph, "name", ""))
+            return (*self._plan_of(outer).place, name) if is_inner else (name,)
+        plan = self._plan_of(outer)
+        plan.branches += 1
+        return (*plan.place, *plan.records, f"branch {plan.branches}")

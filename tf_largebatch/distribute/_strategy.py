@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from tf_largebatch.core.algorithm_choice import AllReduceCosts
 from tf_largebatch.core.errors import ConfigurationError, ProgramOrderError
 from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute._cluster import CPU_REPLICAS_VARIABLE, start_cluster, watch_progress
@@ -22,6 +26,13 @@ from tf_largebatch.distribute._keras_step import (
     refuse_without_rows,
     skip_without_rows,
 )
+from tf_largebatch.distribute._options import (
+    ALGORITHMS,
+    DEFAULT_BUCKET_BYTES,
+    DEFAULT_BUCKETS_IN_FLIGHT,
+    AllReduceOptions,
+    check_choice,
+)
 from tf_largebatch.distribute._start_guard import end_if_server_hangs
 from tf_largebatch.distribute._tf_internals import (
     DistributedValues,
@@ -29,8 +40,7 @@ from tf_largebatch.distribute._tf_internals import (
     in_xla_context,
     tensorflow_has_started,
 )
-
-_ALL_REDUCE = ("auto", "tensorflow")
+from tf_largebatch.distribute._variable_sync import SynchronisingScope
 
 
 class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
@@ -55,8 +65,21 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
       programs find out, and show both sides.
 
     Args:
-        all_reduce: `"auto"` or `"tensorflow"`: TensorFlow's own collectives (a ring on CPU, NCCL
-            on GPU).
+        all_reduce: how gradients are summed over the workers. `"ring"`; `"halving_doubling"`
+            (Goyal et al. 2017, section 4.1), in which fewer messages follow one another;
+            `"tensorflow"`: TensorFlow's own collectives (a ring on CPU, NCCL on GPU); or `"auto"`:
+            for each bucket the one with the least time by what is measured at start.
+        bucket_bytes: gradients are summed in buckets of at most this size, in the order in which
+            backward makes them, each as soon as it is complete; default 8 MiB.
+        max_buckets_in_flight: how many buckets travel at once; default 4.
+        wire_dtype: `"bfloat16"` or `"float16"`: float32 and float64 gradients travel in half
+            precision, and are summed in their own. Default None: as they are.
+        parallel_initialization: all workers must make equal variables by themselves, from one seed
+            or one file; a checksum proves it, and an error names the first variable that differs
+            (Yamazaki et al. 2019). Default False: those that differ come from the chief.
+        all_reduce_costs: what `strategy.all_reduce_costs` was in an earlier run on this cluster,
+            instead of measuring; the same on all workers. Default None: measured at start, in
+            about a second, where `all_reduce` leaves a choice.
         start_timeout_seconds: how long workers wait for one another at start; default 300.
         timeout_seconds: how late a worker may be in a collective; default 600.
 
@@ -79,10 +102,22 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         self,
         *,
         all_reduce: str = "auto",
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        max_buckets_in_flight: int = DEFAULT_BUCKETS_IN_FLIGHT,
+        wire_dtype: str | None = None,
+        parallel_initialization: bool = False,
+        all_reduce_costs: Mapping[str, Any] | None = None,
         start_timeout_seconds: float = 300.0,
         timeout_seconds: float = 600.0,
     ) -> None:
-        _check_options(all_reduce, start_timeout_seconds, timeout_seconds)
+        check_choice("all_reduce", all_reduce, ALGORITHMS)
+        _check_timeouts(start_timeout_seconds, timeout_seconds)
+        options = AllReduceOptions(
+            algorithm=all_reduce,
+            bucket_bytes=bucket_bytes,
+            max_buckets_in_flight=max_buckets_in_flight,
+            wire_dtype=wire_dtype,
+        )
         topology = ClusterTopology.from_environment()
         if topology.is_evaluator:
             raise ConfigurationError(
@@ -90,6 +125,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "without a strategy, or make this task a worker."
             )
         cpu_replicas = _cpu_replicas()
+        costs = None if all_reduce_costs is None else AllReduceCosts.from_dict(all_reduce_costs)
         if topology.num_workers > 1 and tensorflow_has_started():
             raise ProgramOrderError(
                 "LargeBatchStrategy must join the cluster before TensorFlow runs its first op, but "
@@ -101,19 +137,36 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             topology,
             options={
                 "all_reduce": all_reduce,
+                "bucket_bytes": bucket_bytes,
+                "max_buckets_in_flight": max_buckets_in_flight,
+                "wire_dtype": wire_dtype,
+                "parallel_initialization": parallel_initialization,
+                "all_reduce_costs": costs and json.dumps(costs.to_dict(), sort_keys=True),
                 "timeout_seconds": float(timeout_seconds),
                 "replicas_per_worker": cpu_replicas,
             },
             timeout_seconds=start_timeout_seconds,
         )
         with end_if_server_hangs(topology, timeout_seconds=start_timeout_seconds):
-            extended = LargeBatchExtended(self, topology=topology, cpu_replicas=cpu_replicas)
+            extended = LargeBatchExtended(
+                self,
+                topology=topology,
+                cpu_replicas=cpu_replicas,
+                options=options,
+                parallel_initialization=parallel_initialization,
+            )
         # Past MultiWorkerMirroredStrategy's own constructor, which would make its own extended.
         tf.distribute.Strategy.__init__(self, extended)
         self._topology = topology
-        self._all_reduce = all_reduce
+        self._checked_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         if topology.num_workers > 1:
             self._watch = watch_progress(topology, extended.journal, timeout_seconds)
+            on_cpu = extended._local_device_type == "CPU"
+            if costs is not None:
+                _check_costs(costs, topology.num_workers, len(extended.worker_devices))
+                extended.selector.use(costs, "given")
+            elif on_cpu and all_reduce in ("auto", "halving_doubling"):
+                extended.selector.use(extended.measure_costs(), "measured at start")
 
     @property
     def topology(self) -> ClusterTopology:
@@ -121,13 +174,17 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         return self._topology
 
     def all_reduce_report(self) -> str:
-        """Which algorithm reduces the gradients, and why."""
-        implementation = "NCCL" if self.extended._local_device_type == "GPU" else "gRPC ring"
-        return (
-            f"all_reduce={self._all_reduce!r}: TensorFlow's own collectives ({implementation}) for "
-            f"all buckets, over {self.num_replicas_in_sync} replicas on "
-            f"{self._topology.num_workers} workers; no other algorithm is available yet."
-        )
+        """Which algorithm was chosen for buffers of which size, with predicted times."""
+        return self.extended.selector.report()
+
+    @property
+    def all_reduce_costs(self) -> dict[str, Any]:
+        """What predictions are made from, the same on all workers; can be stored as JSON."""
+        return self.extended.selector.costs.to_dict()
+
+    def scope(self) -> Any:
+        """As `tf.distribute.Strategy.scope`; at its end, variables made in it are made equal."""
+        return SynchronisingScope(super().scope(), self.extended.variables)
 
     def barrier(self) -> None:
         """Returns once all workers have come here; at the latest after `timeout_seconds`.
@@ -135,7 +192,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         For the end of a script whose chief still writes files: a worker that leaves early is
         reported as crashed by TensorFlow.
         """
-        self.extended.gather_from_workers(tf.constant([self._topology.rank]))
+        self.extended.gather_from_workers(tf.constant([self._topology.rank]), purpose="barrier")
 
     def run(
         self,
@@ -151,6 +208,9 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "cross-worker collectives. Use jit_compile=False, or leave Keras' 'auto'."
             )
         kind = keras_step_kind(fn)
+        if kind == TRAIN:
+            self._check_weights_once(fn.__self__)  # type: ignore[attr-defined]
+        self.extended.variables.synchronise()
         if kind is None or self.num_replicas_in_sync == 1:
             return super().run(fn, args, kwargs, options)
         if kind == TRAIN:
@@ -171,6 +231,16 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 )
             ],
         )
+
+    def _check_weights_once(self, model: keras.Model) -> None:
+        """Has a model's weights compared before its first step: a file may have been loaded since.
+
+        Not before later ones, as one worker may trace again where others do not.
+        """
+        if self._topology.num_workers > 1 and model not in self._checked_models:
+            self._checked_models.add(model)
+            for variable in model.trainable_variables:
+                self.extended.variables.add(variable.value)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         """As `tf.distribute.Strategy.reduce`, also for nested structures, leaf by leaf.
@@ -201,11 +271,7 @@ def _local_values(value: Any) -> tuple[Any, ...]:
     return value.values if isinstance(value, DistributedValues) else (value,)
 
 
-def _check_options(all_reduce: str, start_timeout_seconds: float, timeout_seconds: float) -> None:
-    if all_reduce not in _ALL_REDUCE:
-        raise ConfigurationError(
-            f"all_reduce={all_reduce!r} is not available; use one of {', '.join(_ALL_REDUCE)}."
-        )
+def _check_timeouts(start_timeout_seconds: float, timeout_seconds: float) -> None:
     for name, value in (
         ("start_timeout_seconds", start_timeout_seconds),
         ("timeout_seconds", timeout_seconds),
@@ -216,6 +282,21 @@ def _check_options(all_reduce: str, start_timeout_seconds: float, timeout_second
                 f"{name} must be a number of seconds of at least 1 (a wait without end is what it "
                 f"prevents), but is {value!r}."
             )
+
+
+def _check_costs(costs: AllReduceCosts, num_workers: int, replicas_per_worker: int) -> None:
+    measured, present = (
+        f"{workers} workers with {replicas} replicas each"
+        for workers, replicas in (
+            (costs.num_workers, costs.replicas_per_worker),
+            (num_workers, replicas_per_worker),
+        )
+    )
+    if measured != present:
+        raise ConfigurationError(
+            f"all_reduce_costs were measured on {measured}, but this cluster has {present}. Leave "
+            "them out, and they are measured."
+        )
 
 
 def _cpu_replicas() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -17,7 +19,12 @@ VALUES = RANDOM.normal(size=(ROWS, 1)).astype(np.float32)
 
 
 def setup():
-    return tlb.LargeBatchStrategy(start_timeout_seconds=60, timeout_seconds=60)
+    return tlb.LargeBatchStrategy(
+        all_reduce=os.environ["EQUALITY_ALL_REDUCE"],
+        bucket_bytes=100,  # several for each of the models
+        start_timeout_seconds=60,
+        timeout_seconds=60,
+    )
 
 
 def two_inputs_two_outputs(strategy, optimizer, **compile_options):

@@ -16,21 +16,28 @@ from forked_cluster import Cluster
 
 import tf_largebatch as tlb
 from tf_largebatch.distribute._cluster import start_cluster
+from tf_largebatch.distribute._options import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKETS_IN_FLIGHT
 
 # Where waits are not what is tested: enough for a machine that is busy with other tests.
 LONG_SECONDS = 60.0
 START_SECONDS = 3.0
 WAIT_SECONDS = 5.0
+ALL_REDUCE = "tensorflow"  # which measures nothing at start
 Ends = dict[int, dict[str, Any]]
 
 assert tlb.LargeBatchStrategy  # the package is lazy: imported here, once for all forks
 
 
 def new_strategy(
-    *, start_timeout_seconds: float = LONG_SECONDS, timeout_seconds: float = LONG_SECONDS
+    *,
+    all_reduce: str = ALL_REDUCE,
+    start_timeout_seconds: float = LONG_SECONDS,
+    timeout_seconds: float = LONG_SECONDS,
 ) -> tlb.LargeBatchStrategy:
     strategy = tlb.LargeBatchStrategy(
-        start_timeout_seconds=start_timeout_seconds, timeout_seconds=timeout_seconds
+        all_reduce=all_reduce,
+        start_timeout_seconds=start_timeout_seconds,
+        timeout_seconds=timeout_seconds,
     )
     print("STARTED", flush=True)
     return strategy
@@ -55,7 +62,16 @@ def meet_and_leave(leaver: int) -> Callable[[int], None]:
         if rank != leaver:
             new_strategy(start_timeout_seconds=START_SECONDS)
             return
-        options = {"all_reduce": "auto", "timeout_seconds": LONG_SECONDS, "replicas_per_worker": 1}
+        options = {
+            "all_reduce": ALL_REDUCE,
+            "bucket_bytes": DEFAULT_BUCKET_BYTES,
+            "max_buckets_in_flight": DEFAULT_BUCKETS_IN_FLIGHT,
+            "wire_dtype": None,
+            "parallel_initialization": False,
+            "all_reduce_costs": None,
+            "timeout_seconds": LONG_SECONDS,
+            "replicas_per_worker": 1,
+        }
         topology = tlb.ClusterTopology.from_environment()
         start_cluster(topology, options=options, timeout_seconds=START_SECONDS)
         print("MET", flush=True)
@@ -157,12 +173,12 @@ def batches(rows: int = 32, batch_size: int = 8) -> tf.data.Dataset:
 
 
 def trains_for_long(
-    act_on: int, act: Callable[[], None], *, timeout_seconds: float = LONG_SECONDS
+    act_on: int, act: Callable[[], None], *, all_reduce: str = ALL_REDUCE, **timeouts: float
 ) -> Callable[[int], None]:
     """Trains for minutes; rank `act_on` acts after 4 batches."""
 
     def body(rank: int) -> None:
-        model = compiled_model(new_strategy(timeout_seconds=timeout_seconds))
+        model = compiled_model(new_strategy(all_reduce=all_reduce, **timeouts))
         callbacks = [Acts(lambda: print("TRAINS", flush=True), after_batch=3)]
         if rank == act_on:
             callbacks.append(Acts(act, after_batch=4))
@@ -178,10 +194,12 @@ class Slow(keras.callbacks.Callback):
         time.sleep(0.02)
 
 
-def strike(number: int, rank: int, timeout_seconds: float) -> tuple[Cluster, float]:
-    """Sends a signal to one of two workers while both train; returns when that was."""
-    cluster = Cluster(trains_for_long(-1, lambda: None, timeout_seconds=timeout_seconds))
-    for each in range(2):
+def strike(
+    number: int, rank: int, *, num_workers: int = 2, **options: Any
+) -> tuple[Cluster, float]:
+    """Sends a signal to one of the workers while all train; returns when that was."""
+    cluster = Cluster(trains_for_long(-1, lambda: None, **options), num_workers=num_workers)
+    for each in range(num_workers):
         cluster.wait_for(each, "TRAINS")
     struck = time.monotonic()
     cluster.kill(rank, number)
@@ -191,15 +209,24 @@ def strike(number: int, rank: int, timeout_seconds: float) -> tuple[Cluster, flo
 def case_killed_workers() -> list[Ends]:
     ends = []
     for rank in (1, 0):
-        cluster, struck = strike(signal.SIGKILL, rank, LONG_SECONDS)
+        cluster, struck = strike(signal.SIGKILL, rank)
         ends.append(cluster.join(since=struck))
     return ends
+
+
+def case_killed_in_plans() -> list[Ends]:
+    """Three workers, so that halving/doubling folds: one of its sides hears from one peer only."""
+    struck = [
+        strike(signal.SIGKILL, rank, num_workers=3, all_reduce=all_reduce)
+        for rank, all_reduce in ((2, "ring"), (1, "halving_doubling"))
+    ]
+    return [cluster.join(since=since) for cluster, since in struck]
 
 
 def case_stopped_workers() -> list[Ends]:
     ends = []
     for rank in (1, 0):
-        cluster, struck = strike(signal.SIGSTOP, rank, WAIT_SECONDS)
+        cluster, struck = strike(signal.SIGSTOP, rank, timeout_seconds=WAIT_SECONDS)
         cluster.wait_until_ended(1 - rank)
         ends.append(cluster.join(0.0, since=struck))
     return ends
@@ -217,6 +244,37 @@ def hang() -> None:
 
 def case_hanging_worker() -> list[Ends]:
     cluster = Cluster(trains_for_long(1, hang, timeout_seconds=WAIT_SECONDS))
+    cluster.wait_for(1, "HANGS")
+    since = time.monotonic()
+    cluster.wait_until_ended(0)
+    return [cluster.join(0.0, since=since)]
+
+
+def case_hanging_forward_pass() -> list[Ends]:
+    """The worker is within its step, ahead of the collective for which others have posted."""
+
+    def body(rank: int) -> None:
+        strategy = new_strategy(all_reduce="ring", timeout_seconds=WAIT_SECONDS)
+        calls = []
+
+        def sleeps_once(values: Any) -> Any:
+            calls.append(None)
+            if rank == 1 and len(calls) == 4:
+                hang()
+            return values
+
+        class Sleeps(keras.layers.Layer):
+            def call(self, inputs: Any) -> Any:
+                values = tf.numpy_function(sleeps_once, [inputs], tf.float32)
+                return tf.ensure_shape(values, inputs.shape)
+
+        with strategy.scope():
+            inputs = keras.Input((3,))
+            model = keras.Model(inputs, keras.layers.Dense(1)(Sleeps()(inputs)))
+            model.compile("sgd", "mse")
+        model.fit(batches().repeat(), steps_per_epoch=100, verbose=0)
+
+    cluster = Cluster(body)
     cluster.wait_for(1, "HANGS")
     since = time.monotonic()
     cluster.wait_until_ended(0)

@@ -10,7 +10,9 @@ import tf_largebatch as tlb
 
 
 def setup():
-    return tlb.LargeBatchStrategy(start_timeout_seconds=120, timeout_seconds=120)
+    return tlb.LargeBatchStrategy(
+        all_reduce="tensorflow", start_timeout_seconds=120, timeout_seconds=120
+    )
 
 
 def case_predict(strategy):
@@ -24,3 +26,16 @@ def case_predict(strategy):
 def case_gather(strategy):
     rank = tf.constant([strategy.topology.rank])
     return strategy.gather(rank, axis=0).numpy()
+
+
+def case_all_reduce(strategy):
+    """Each rank adds to its own place; the surplus ranks fold theirs into others'."""
+
+    def step():
+        context = tf.distribute.get_replica_context()
+        rank = context.replica_id_in_sync_group
+        values = tf.one_hot(rank, 12) * tf.cast(rank + 1, tf.float32)
+        options = tlb.AllReduceOptions(algorithm="halving_doubling")
+        return context.all_reduce("SUM", values, options=options)
+
+    return tf.function(lambda: strategy.run(step))().numpy()

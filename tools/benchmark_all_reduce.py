@@ -1,0 +1,214 @@
+"""Times an all-reduce between worker processes of this machine, algorithm against algorithm.
+
+    python tools/benchmark_all_reduce.py --workers=8 --sizes=1KiB,256KiB,4MiB \\
+        --algorithms=tensorflow,ring,halving_doubling,auto --one_way_delay_ms=5 --output=FILE.json
+
+Workers talk over loopback, through gRPC, and share the machine's cores: without a delay these are
+the limit. `--one_way_delay_ms` and `--bandwidth_mbit` put a relay between all pairs of workers (see
+`_relay.py`), so that it behaves as a cluster does whose network has this latency and rate.
+
+Algorithms are names for `tf_largebatch.AllReduceOptions`. Each sums float32 values in a traced
+function: first whole numbers, which must come out exact, then normal numbers, which must be as
+near to the sum in float64 as rounding allows, and equal to the bit on all workers, in each call.
+Calls of the algorithms alternate; before each, workers agree on when to start. The time of a call
+is that of the slowest worker.
+
+JSON: {"results": [{"algorithm", "workers", "size_bytes", "time_p50_ms", "time_min_ms",
+"time_max_ms", "time_all_ms", "start_spread_p50_ms", "cpu_p50_ms", "algbw_mb_per_second",
+"busbw_mb_per_second", "wire_dtype", "ratio", "predicted_ms", "verified", "problems"}], "runs":
+[{"workers", "link", "relay", "all_reduce_report"}], "settings", "machine"}. `algbw` is size / time,
+`busbw` that times 2(p - 1)/p for p workers, as in nccl-tests (in 10^6 bytes); `ratio` is to the
+first algorithm; `cpu_p50_ms` is the processor time of all workers; `start_spread_p50_ms` from the
+first worker's start to the last one's. `predicted_ms` is what steps and bytes of an algorithm cost
+by `link`, which is fitted to the rows of ring and halving_doubling; with one bucket only.
+
+Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _all_reduce_results import (
+    Run,
+    add_predictions,
+    fit_link,
+    format_size,
+    parse_size,
+    print_table,
+    rows_of,
+)
+from _all_reduce_values import ITEM_BYTES
+from _command_line import NOT_VERIFIED, exit_for_usage, parse_flags, prepare_environment
+from _forked_run import run_forked
+from _machine import machine_facts
+from absl import app, flags
+from rich.console import Console
+
+_ALGORITHM_NAMES = ("tensorflow", "ring", "halving_doubling", "auto")
+_WORKERS = flags.DEFINE_list("workers", ["8"], "Numbers of worker processes, from 2.")
+_SIZES = flags.DEFINE_list("sizes", ["1KiB", "256KiB", "4MiB"], "Bytes; B, KiB, MiB or GiB.")
+_ALGORITHMS = flags.DEFINE_list(
+    "algorithms", list(_ALGORITHM_NAMES), f"One or more of {', '.join(_ALGORITHM_NAMES)}."
+)
+_DELAY = flags.DEFINE_float("one_way_delay_ms", 0.0, "From a worker to another.", lower_bound=0.0)
+_BANDWIDTH = flags.DEFINE_float(
+    "bandwidth_mbit",
+    0.0,
+    "10^6 bits a second, of each pair of workers in each direction; 0 is without limit.",
+    lower_bound=0.0,
+)
+_WIRE_DTYPE = flags.DEFINE_enum(
+    "wire_dtype",
+    "",
+    ["", "bfloat16", "float16"],
+    "As of AllReduceOptions; TensorFlow's own algorithm always sends float32.",
+)
+_BUCKETS = flags.DEFINE_integer(
+    "buckets", 1, "Tensors that a size is cut into, each a bucket.", lower_bound=1
+)
+_IN_FLIGHT = flags.DEFINE_integer(
+    "max_buckets_in_flight", None, "As of AllReduceOptions.", lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls of each row.", lower_bound=1)
+_WARMUP = flags.DEFINE_integer("warmup", 3, "Calls of each row before them.", lower_bound=0)
+_MAX_SECONDS = flags.DEFINE_float(
+    "max_seconds",
+    0.0,
+    "For the timed calls of a number of workers, shared by the sizes: when it is over, a row may "
+    "have fewer than --repeats, but has one. 0 is without limit.",
+    lower_bound=0.0,
+)
+_TIMEOUT = flags.DEFINE_float(
+    "timeout_seconds", 600.0, "For a number of workers; then it has failed.", lower_bound=10.0
+)
+_OUTPUT = flags.DEFINE_string("output", None, "File for the JSON.")
+
+_WORKER = Path(__file__).with_name("_all_reduce_worker.py")
+# Of each worker: dozens of processes share few cores, and TensorFlow would make a pool for each.
+_THREADS = {
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # Else glibc hands large tensors back to the system, which takes longer than adding them up.
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**32),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The lists of the command line, checked."""
+
+    workers: list[int]
+    sizes_bytes: list[int]
+    algorithms: list[str]
+
+
+def _run(workers: int, request: Request) -> Run:
+    worker_flags = {
+        "algorithms": ",".join(request.algorithms),
+        "sizes_bytes": ",".join(map(str, request.sizes_bytes)),
+        "buckets": _BUCKETS.value,
+        "max_buckets_in_flight": _IN_FLIGHT.value,
+        "wire_dtype": _WIRE_DTYPE.value,
+        "repeats": _REPEATS.value,
+        "warmup": _WARMUP.value,
+        "max_seconds": _MAX_SECONDS.value,
+        "timeout_seconds": _TIMEOUT.value / 3,  # so that workers can still say who is late
+    }
+    run = run_forked(
+        _WORKER,
+        worker_flags,
+        workers=workers,
+        timeout_seconds=_TIMEOUT.value,
+        one_way_delay_ms=_DELAY.value,
+        bandwidth_mbit=_BANDWIDTH.value,
+    )
+    return Run(workers, run.results, run.problem, run.relay)
+
+
+def _checked_flags() -> Request:
+    """Returns what is to be measured, or exits with what is wrong with it."""
+    complaint, sizes_bytes = None, []
+    try:
+        sizes_bytes = [parse_size(text) for text in dict.fromkeys(_SIZES.value)]
+    except ValueError as error:
+        complaint = f"--sizes: {error}"
+    granule_bytes = ITEM_BYTES * _BUCKETS.value
+    if not all(text.isdecimal() and int(text) >= 2 for text in _WORKERS.value):
+        complaint = f"--workers must be whole numbers of at least 2, not {_WORKERS.value}."
+    elif not _ALGORITHMS.value or not set(_ALGORITHMS.value) <= set(_ALGORITHM_NAMES):
+        complaint = f"--algorithms must be one or more of {', '.join(_ALGORITHM_NAMES)}."
+    elif uneven := [size for size in sizes_bytes if size % granule_bytes]:
+        nearest = max(1, round(uneven[0] / granule_bytes)) * granule_bytes
+        complaint = (
+            f"--sizes must be multiples of {granule_bytes} B, as each is cut into --buckets="
+            f"{_BUCKETS.value} tensors of float32, but one is {uneven[0]} B; nearest: {nearest} B."
+        )
+    if complaint is not None or not sizes_bytes or not _WORKERS.value:
+        exit_for_usage(complaint or "--sizes and --workers must not be empty.")
+    workers = [int(text) for text in dict.fromkeys(_WORKERS.value)]
+    return Request(workers, sizes_bytes, list(dict.fromkeys(_ALGORITHMS.value)))
+
+
+def _settings() -> dict[str, Any]:
+    own = (_DELAY, _BANDWIDTH, _WIRE_DTYPE, _BUCKETS, _IN_FLIGHT, _REPEATS, _WARMUP, _MAX_SECONDS)
+    threads = {name: os.environ[name] for name in _THREADS}
+    return {flag.name: flag.value for flag in own} | {"environment": threads}
+
+
+def _rows_and_facts(run: Run, request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    rows = rows_of(run, algorithms=request.algorithms, sizes_bytes=request.sizes_bytes)
+    link = None
+    if _BUCKETS.value == 1:
+        link = fit_link(rows, one_way_delay_seconds=_DELAY.value / 1e3)
+    add_predictions(rows, link=link)
+    facts = {
+        "workers": run.workers,
+        "link": dataclasses.asdict(link) if link else None,
+        "relay": run.relay,
+        "all_reduce_report": run.results[0]["all_reduce_report"] if run.results else None,
+    }
+    return rows, facts
+
+
+def _print_problems(run: Run, rows: Sequence[dict[str, Any]], console: Console) -> None:
+    if run.problem is not None:
+        console.print(f"  NOT VERIFIED: {run.problem}")
+        return
+    for row in rows:
+        for problem in row["problems"]:
+            name = f"{row['algorithm']}, {format_size(row['size_bytes'])}"
+            console.print(f"  NOT VERIFIED: {name}: {problem}")
+
+
+def main(_: Sequence[str]) -> int:
+    request = _checked_flags()
+    prepare_environment(**_THREADS)
+    machine = machine_facts()
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    rows, runs = [], []
+    for workers in request.workers:
+        start = time.monotonic()
+        run = _run(workers, request)
+        own_rows, facts = _rows_and_facts(run, request)
+        console.print(f"{workers} workers: {time.monotonic() - start:.1f} s")
+        _print_problems(run, own_rows, console)
+        rows += own_rows
+        runs.append(facts)
+    print_table(rows, reference=request.algorithms[0])
+    if _OUTPUT.value:
+        report = {"results": rows, "runs": runs, "settings": _settings(), "machine": machine}
+        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if all(row["verified"] for row in rows) else NOT_VERIFIED
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
