@@ -10,6 +10,24 @@ from typing import NoReturn
 from absl import flags
 
 NOT_VERIFIED, USAGE_ERROR = 1, 2  # exit codes
+flags.disclaim_key_flags()  # --help shows a program's flags, also those that are defined here
+
+
+def define_delay(default_ms: float) -> flags.FlagHolder[float]:
+    """Defines --one_way_delay_ms."""
+    return flags.DEFINE_float(
+        "one_way_delay_ms", default_ms, "From a worker to another.", lower_bound=0.0
+    )
+
+
+def define_bandwidth() -> flags.FlagHolder[float]:
+    """Defines --bandwidth_mbit."""
+    return flags.DEFINE_float(
+        "bandwidth_mbit",
+        0.0,
+        "10^6 bits a second, of each pair of workers in each direction; 0 is without limit.",
+        lower_bound=0.0,
+    )
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:

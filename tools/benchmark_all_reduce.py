@@ -45,7 +45,14 @@ from _all_reduce_results import (
     rows_of,
 )
 from _all_reduce_values import ITEM_BYTES
-from _command_line import NOT_VERIFIED, exit_for_usage, parse_flags, prepare_environment
+from _command_line import (
+    NOT_VERIFIED,
+    define_bandwidth,
+    define_delay,
+    exit_for_usage,
+    parse_flags,
+    prepare_environment,
+)
 from _forked_run import run_forked
 from _machine import machine_facts
 from absl import app, flags
@@ -57,13 +64,8 @@ _SIZES = flags.DEFINE_list("sizes", ["1KiB", "256KiB", "4MiB"], "Bytes; B, KiB, 
 _ALGORITHMS = flags.DEFINE_list(
     "algorithms", list(_ALGORITHM_NAMES), f"One or more of {', '.join(_ALGORITHM_NAMES)}."
 )
-_DELAY = flags.DEFINE_float("one_way_delay_ms", 0.0, "From a worker to another.", lower_bound=0.0)
-_BANDWIDTH = flags.DEFINE_float(
-    "bandwidth_mbit",
-    0.0,
-    "10^6 bits a second, of each pair of workers in each direction; 0 is without limit.",
-    lower_bound=0.0,
-)
+_DELAY = define_delay(0.0)
+_BANDWIDTH = define_bandwidth()
 _WIRE_DTYPE = flags.DEFINE_enum(
     "wire_dtype",
     "",

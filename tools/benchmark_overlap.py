@@ -40,7 +40,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from _command_line import NOT_VERIFIED, parse_flags, prepare_environment
+from _command_line import (
+    NOT_VERIFIED,
+    define_bandwidth,
+    define_delay,
+    parse_flags,
+    prepare_environment,
+)
 from _forked_run import run_forked
 from _machine import machine_facts
 from _overlap_results import print_table, rows_of
@@ -52,13 +58,8 @@ _MODEL = flags.DEFINE_enum("model", "resnet_small", ["resnet_small", "resnet50"]
 _DEPTH = flags.DEFINE_integer("depth", 20, "Of resnet_small: 6 d + 2.", lower_bound=8)
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 32, "Pixels of a side.", lower_bound=8)
 _BATCH = flags.DEFINE_integer("per_replica_batch_size", 32, "Images a worker.", lower_bound=1)
-_DELAY = flags.DEFINE_float("one_way_delay_ms", 20.0, "From a worker to another.", lower_bound=0.0)
-_BANDWIDTH = flags.DEFINE_float(
-    "bandwidth_mbit",
-    0.0,
-    "10^6 bits a second, of each pair of workers in each direction; 0 is without limit.",
-    lower_bound=0.0,
-)
+_DELAY = define_delay(20.0)
+_BANDWIDTH = define_bandwidth()
 _ALL_REDUCE = flags.DEFINE_enum(
     "all_reduce",
     "auto",

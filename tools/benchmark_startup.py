@@ -39,7 +39,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from _command_line import NOT_VERIFIED, exit_for_usage, parse_flags, prepare_environment
+from _command_line import (
+    NOT_VERIFIED,
+    define_delay,
+    exit_for_usage,
+    parse_flags,
+    prepare_environment,
+)
 from _forked_run import run_forked
 from _machine import machine_facts
 from _startup_results import Run, check_results, print_table, summarise
@@ -55,7 +61,7 @@ _VARIANTS = flags.DEFINE_list(
 )
 _MODEL = flags.DEFINE_enum("model", "resnet50", ["resnet50", "resnet_small"], "What is built.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Sets of workers of each variant.", lower_bound=1)
-_DELAY = flags.DEFINE_float("one_way_delay_ms", 0.0, "From a worker to another.", lower_bound=0.0)
+_DELAY = define_delay(0.0)
 _TIMEOUT = flags.DEFINE_float(
     "timeout_seconds", 300.0, "For one set of workers; then it has failed.", lower_bound=10.0
 )

@@ -22,6 +22,14 @@ def load(name: str) -> ModuleType:
     return module
 
 
+def refusal(name: str, flag: str, *, cwd: Path) -> str:
+    """What a program of tools/ says of a wrong flag, in an orderly way."""
+    done = run_tool(name, flag, cwd=cwd)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 def run_tool(name: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs a program of tools/ to its end."""
     return subprocess.run(

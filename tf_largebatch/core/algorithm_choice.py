@@ -13,7 +13,7 @@ from tf_largebatch.core.cost_model import (
     LinkCost,
     PlanCost,
     algorithm_cost,
-    inside_host_cost,
+    hierarchical_cost,
 )
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.scaling import require_count, require_number
@@ -150,11 +150,11 @@ def plan_cost_of(
     candidate: Candidate, num_workers: int, replicas_per_worker: int, *, size_bytes: float
 ) -> PlanCost:
     """The cost of the candidate's plan (TensorFlow's own has none) by its closed form."""
-    inside = inside_host_cost(replicas_per_worker, size_bytes=size_bytes)
-    return inside + algorithm_cost(
-        candidate.algorithm,  # type: ignore[arg-type]
+    return hierarchical_cost(
         num_workers,
-        size_bytes=size_bytes / replicas_per_worker,
+        members_per_host=replicas_per_worker,
+        size_bytes=size_bytes,
+        inter=candidate.algorithm,  # type: ignore[arg-type]
         halvings=candidate.halvings,
     )
 

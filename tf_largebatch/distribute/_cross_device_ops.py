@@ -126,9 +126,9 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         first_values: list[tf.Tensor] = []  # the first one of the bucket before
         for bucket in buckets:
             values = [tensors[place] for place in bucket]
-            before = done[-at_once:][:1] if len(done) >= at_once else []
+            before = [done[-at_once]] if len(done) >= at_once else []
             # A bucket ahead of what they receive, so that nobody waits for a request to arrive.
-            posted_after = done[-at_once - 1 :][:1] if len(done) > at_once else []
+            posted_after = [done[-at_once - 1]] if len(done) > at_once else []
             with tf.device(self._devices[replica_id]):
                 flat = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
                 with tf.control_dependencies(before):

@@ -69,8 +69,11 @@ class VariableSynchroniser:
             return
         with tf.init_scope():  # a function may be being traced
             variables, self._pending = self._pending, []
-            checksums = [_checksum(_local_value(variable)) for variable in variables]
-            names = [_describe(variable) for variable in variables]
+            checksums, names = [], []
+            for variable in variables:  # one value at a time is in memory, where it is a copy
+                value = _local_value(variable)
+                checksums.append(_checksum(value))
+                names.append(_describe(variable, value.shape))
             kinds = "\n".join(map(_kind, names))
             totals = self._workers.gather(
                 np.array([len(names), _hash(kinds.encode()), _hash(np.array(checksums))], np.int64),
@@ -182,10 +185,9 @@ def _local_value(variable: Any) -> npt.NDArray[Any]:
         return np.asarray(value.numpy())
 
 
-def _describe(variable: Any) -> str:
+def _describe(variable: Any, shape: tuple[int, ...]) -> str:
     name = variable.name.partition(":")[0].replace(" ", "_")
-    shape = tf.TensorShape(_components(variable)[0].read_value().shape)
-    return f"{name} {variable.dtype.name}{shape}"
+    return f"{name} {variable.dtype.name}{tf.TensorShape(shape)}"
 
 
 def _kind(description: str) -> str:
