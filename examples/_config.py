@@ -11,7 +11,7 @@ from absl import flags
 
 import tf_largebatch as tlb
 
-DATASETS = ("mnist5k",)
+DATASETS = ("mnist5k", "image_folder", "tfrecord", "array_record", "tfds")
 MODELS = ("resnet_small", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 WARMUPS = ("gradual", "constant", "none")
 ALL_REDUCES = ("auto", "ring", "halving_doubling", "tensorflow")
@@ -28,6 +28,14 @@ class TrainConfig:
 
     run_dir: str = _option("", "Folder for everything the run writes; required.")
     dataset: str = _option("mnist5k", "Data to train on.", choices=DATASETS)
+    data_dir: str = _option(
+        "",
+        "Folder of the images, for all data sets but mnist5k: with train/CLASS/ and val/CLASS/; "
+        "with train-*.tfrecord and val-*.tfrecord (or .array_record) of tools/pack_images.py; or "
+        "of a prepared builder of TensorFlow Datasets.",
+    )
+    image_size: int = _option(224, "Height and width of what is cut out of images in data_dir.")
+    num_classes: int | None = _option(None, "Of data_dir, where its files do not tell.")
     model: str = _option("resnet_small", "Network.", choices=MODELS)
     depth: int = _option(8, "Depth of resnet_small: 6 d + 2.")
     epochs: int = _option(8, "Passes over the training data.")
@@ -60,7 +68,12 @@ class TrainConfig:
 
 def define_flags() -> None:
     """Defines one absl flag for each field of TrainConfig."""
-    define = {int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+    define = {
+        int: flags.DEFINE_integer,
+        int | None: flags.DEFINE_integer,
+        float: flags.DEFINE_float,
+        str: flags.DEFINE_string,
+    }
     types = typing.get_type_hints(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
         description = field.metadata["help"]

@@ -1,31 +1,50 @@
-"""The data sets of the examples: arrays, split once and for all, and how a batch is prepared."""
+"""The data sets of the examples: where rows come from, and how they are prepared."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from _config import TrainConfig
 
-Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]  # images [row, y, x, channel], labels
+import tf_largebatch as tlb
+
 _SPLIT_KEY = (5000, 1000)  # of the split; no setting of a run changes it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Images as uint8 with integer labels; `prepare` turns a batch into what the model takes."""
+    """Images with integer labels.
 
-    train: Arrays
-    validation: Arrays
+    Args:
+        train, validation: sources of `(image, label)`.
+        image_shape: of what the model takes.
+        train_row_fn, validation_row_fn: what is done to single rows, as decoding.
+        map_fn: what is done to batches.
+        pixel_mean, pixel_std: of each channel, if the model's first layer is to normalise.
+    """
+
+    train: tlb.data.RandomAccessSource
+    validation: tlb.data.RandomAccessSource
     num_classes: int
-    prepare: Callable[[Any, Any], tuple[Any, Any]]
+    image_shape: tuple[int, ...]
+    train_row_fn: Callable[..., Any] | None = None
+    validation_row_fn: Callable[..., Any] | None = None
+    map_fn: Callable[..., Any] | None = None
+    pixel_mean: Sequence[float] | None = None
+    pixel_std: Sequence[float] | None = None
 
 
-def load_dataset(name: str) -> Dataset:
-    """Returns a data set by the name that --dataset takes."""
-    return {"mnist5k": _mnist5k}[name]()
+def load_dataset(config: TrainConfig) -> Dataset:
+    """Returns the data set that --dataset names."""
+    if config.dataset == "mnist5k":
+        return _mnist5k()
+    from _image_datasets import load_image_dataset
+
+    return load_image_dataset(config)
 
 
 def balanced_split(
@@ -52,10 +71,11 @@ def _mnist5k() -> Dataset:
     labels = labels.astype(np.int32)
     train, validation = balanced_split(labels, validation_per_class=100)
     return Dataset(
-        train=(images[train], labels[train]),
-        validation=(images[validation], labels[validation]),
+        train=tlb.data.ArraySource((images[train], labels[train])),
+        validation=tlb.data.ArraySource((images[validation], labels[validation])),
         num_classes=10,
-        prepare=_normalise_mnist,
+        image_shape=images.shape[1:],
+        map_fn=_normalise_mnist,
     )
 
 

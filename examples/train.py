@@ -33,9 +33,9 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
     refuse_finished_run(run_dir)
     strategy = tlb.LargeBatchStrategy(all_reduce=config.all_reduce)
     topology = strategy.topology
-    dataset = load_dataset(config.dataset)
+    dataset = load_dataset(config)
     recipe = tlb.Recipe(
-        num_examples=len(dataset.train[1]),
+        num_examples=len(dataset.train),
         per_replica_batch_size=config.per_replica_batch_size,
         num_replicas=strategy.num_replicas_in_sync,
         base_learning_rate=config.base_learning_rate,
@@ -50,27 +50,24 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
         run_dir.mkdir(parents=True, exist_ok=True)
         write_config(config, recipe, run_dir)
     with strategy.scope():
-        model = build_model(
-            config,
-            recipe,
-            num_classes=dataset.num_classes,
-            input_shape=dataset.train[0].shape[1:],
-        )
+        model = build_model(config, recipe, dataset)
     sharder = tlb.data.GlobalShuffleSharder(
-        tlb.data.ArraySource(dataset.train),
+        dataset.train,
         global_batch_size=recipe.global_batch_size,
         seed=config.seed,
-        map_fn=dataset.prepare,
+        row_fn=dataset.train_row_fn,
+        map_fn=dataset.map_fn,
     )
     history = model.fit(
         sharder.train_dataset(strategy),
         epochs=recipe.epochs,
         shuffle=False,  # the sharder's part
         validation_data=tlb.data.evaluation_dataset(
-            tlb.data.ArraySource(dataset.validation),
+            dataset.validation,
             batch_size=recipe.global_batch_size,
             strategy=strategy,
-            map_fn=dataset.prepare,
+            row_fn=dataset.validation_row_fn,
+            map_fn=dataset.map_fn,
         ),
         callbacks=epoch_callbacks(recipe, run_dir, is_chief=topology.is_chief),
         verbose=_verbosity(topology.is_chief),
@@ -96,7 +93,8 @@ def main(_: Sequence[str]) -> None:
     try:
         config = config_from_flags()
         summary = train_and_evaluate(config)
-    except tlb.ConfigurationError as error:  # its message says all; others keep their traceback
+    except (tlb.ConfigurationError, tlb.DataError) as error:
+        # Their messages say all; others keep their traceback.
         sys.exit(f"train.py: {error}")
     if summary is not None:
         print(

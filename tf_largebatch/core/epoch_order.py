@@ -1,7 +1,8 @@
-"""Which rows are read, in which order, in which step, by which shard: pure NumPy.
+"""Which places of an epoch's order are read in which step, by which shard: pure NumPy.
 
 Everything here is a function of its arguments alone, so any worker, at any time, can compute the
-rows of any step of any epoch: nothing is consumed, nothing has to be replayed.
+rows of any step of any epoch: nothing is consumed, nothing has to be replayed. Which row lies at
+a place is `EpochPermutation`'s part.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from tf_largebatch.core.errors import ConfigurationError
 
 Remainder = Literal["drop", "wrap"]
 RowNumbers = npt.NDArray[np.int64]
-
-_LARGEST_KEY = 2**64 - 1
 
 
 def checked_integer(value: object, name: str, *, minimum: int, maximum: int | None = None) -> int:
@@ -40,39 +39,12 @@ def checked_integer(value: object, name: str, *, minimum: int, maximum: int | No
     return number
 
 
-def epoch_order(num_rows: int, *, seed: int, epoch: int) -> RowNumbers:
-    """The permutation of `0 .. num_rows - 1` in which an epoch reads its rows.
-
-    `argsort(Philox(key=[seed, epoch]).random_raw(num_rows))`, with a stable sort: the ranks of
-    independent random numbers are a uniform permutation. A bit generator's raw output does not
-    change between NumPy versions, whereas `Generator.permutation` may. `seed` and `epoch` are
-    the two halves of the key, so no two pairs share an order (`seed + epoch` would make epoch 1
-    of seed 0 the same as epoch 0 of seed 1). 1,281,167 rows take about 0.15 s.
-
-    Args:
-        num_rows: rows in the data set, at least 1.
-        seed: 0 to 2**64 - 1.
-        epoch: 0 to 2**64 - 1.
-
-    Returns:
-        int64 `[num_rows]`, each row number once.
-
-    Raises:
-        ConfigurationError: an argument is no integer or out of range.
-    """
-    num_rows = checked_integer(num_rows, "num_rows", minimum=1)
-    seed = checked_integer(seed, "seed", minimum=0, maximum=_LARGEST_KEY)
-    epoch = checked_integer(epoch, "epoch", minimum=0, maximum=_LARGEST_KEY)
-    generator = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
-    return np.argsort(generator.random_raw(num_rows), kind="stable").astype(np.int64, copy=False)
-
-
 def steps_in_epoch(num_rows: int, *, global_batch_size: int, remainder: Remainder = "drop") -> int:
     """Steps of an epoch, the same on every worker.
 
     `"drop"`: `num_rows // global_batch_size`; the `num_rows % global_batch_size` rows at the end
     of the epoch's order are left out, and as the order changes, so do they. `"wrap"`:
-    `ceil(num_rows / global_batch_size)`; see `epoch_steps`.
+    `ceil(num_rows / global_batch_size)`; see `EpochOrder`.
 
     Raises:
         ConfigurationError: a count below 1, an unknown `remainder`, or no whole step in an epoch.
@@ -89,25 +61,6 @@ def steps_in_epoch(num_rows: int, *, global_batch_size: int, remainder: Remainde
             f"leaves no step in an epoch; use at most {num_rows}, or remainder='wrap'."
         )
     return num_rows // batch
-
-
-def epoch_steps(
-    order: RowNumbers, *, global_batch_size: int, remainder: Remainder = "drop"
-) -> RowNumbers:
-    """An epoch's order cut into steps: step `s` holds `order[s * B : (s + 1) * B]`.
-
-    The cut does not know how many workers there are, so at an equal global batch size `B` a step
-    holds the same rows on any number of them. With `remainder="wrap"` the last step is filled up
-    with the first rows of the same order (again and again when `B` exceeds the number of rows),
-    so `steps * B - num_rows` rows are seen once more than the others.
-
-    Returns:
-        int64 `[steps, B]`.
-    """
-    steps = steps_in_epoch(len(order), global_batch_size=global_batch_size, remainder=remainder)
-    # np.resize repeats the order from its start where it is too short, and cuts its end off where
-    # it is too long: the two remainder rules.
-    return np.resize(order, (steps, int(global_batch_size)))  # [step, row]
 
 
 def shard_part(global_batch_size: int, *, shard_index: int, shard_count: int) -> slice:

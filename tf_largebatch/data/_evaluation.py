@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tf_largebatch.core.epoch_order import RowNumbers, checked_integer
+from tf_largebatch.core.epoch_permutation import row_seeds
 from tf_largebatch.core.evaluation_layout import evaluation_edges, place_in_step
 from tf_largebatch.data._pipeline import (
-    apply_map,
-    check_source_and_map,
+    MapFn,
+    check_source_and_maps,
     distribute_steps,
     pipeline_options,
+    read_batches,
 )
 from tf_largebatch.data._sources import RandomAccessSource
 
@@ -24,7 +25,8 @@ def evaluation_dataset(
     *,
     batch_size: int,
     strategy: tf.distribute.Strategy | None = None,
-    map_fn: Callable[..., Any] | None = None,
+    row_fn: MapFn | None = None,
+    map_fn: MapFn | None = None,
 ) -> Any:
     """The data set for `validation_data`, `model.evaluate` and `model.predict`.
 
@@ -42,6 +44,8 @@ def evaluation_dataset(
         source: rows by number, such as an `ArraySource`.
         batch_size: rows of a step over all replicas. It need not divide anything.
         strategy: a strategy, or `None`.
+        row_fn: applied to single rows as in `GlobalShuffleSharder`; a row's seed is always the
+            same here.
         map_fn: applied to whole batches as in `GlobalShuffleSharder`; it may be given 0 rows.
 
     Returns:
@@ -52,18 +56,18 @@ def evaluation_dataset(
         ConfigurationError: an argument is of the wrong kind or out of range, or one of
             TensorFlow's own strategies has several replicas on this worker.
     """
-    check_source_and_map(source, map_fn)
+    check_source_and_maps(source, row_fn, map_fn)
     batch_size = checked_integer(batch_size, "batch_size", minimum=1)
     if strategy is None:
         slots = np.arange(0, len(source), batch_size, dtype=np.int64)
         edges = np.stack([slots, np.minimum(slots + batch_size, len(source))], axis=-1)
-        return _slots_dataset(source, edges, map_fn)
+        return _slots_dataset(source, edges, row_fn, map_fn)
     edges = evaluation_edges(
         len(source), global_batch_size=batch_size, num_replicas=strategy.num_replicas_in_sync
     )
     return distribute_steps(
         strategy,
-        lambda context: _slots_dataset(source, _worker_slots(edges, context), map_fn),
+        lambda context: _slots_dataset(source, _worker_slots(edges, context), row_fn, map_fn),
         steps=len(edges),
     )
 
@@ -81,15 +85,28 @@ def _worker_slots(edges: RowNumbers, context: tf.distribute.InputContext) -> Row
 
 
 def _slots_dataset(
-    source: RandomAccessSource, edges: RowNumbers, map_fn: Callable[..., Any] | None
+    source: RandomAccessSource, edges: RowNumbers, row_fn: MapFn | None, map_fn: MapFn | None
 ) -> tf.data.Dataset:
+    """One batch for each slot `[slot, (first, end)]`."""
+    seed_of_epoch = row_seeds(np.zeros([], np.int64), seed=0, epoch=0)[0]
+
+    def slot_numbers(edge: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        rows = tf.range(edge[0], edge[1])
+        return rows, tf.stack([tf.fill(tf.shape(rows), seed_of_epoch), rows], axis=-1)
+
+    def batch_rows(rows: tf.data.Dataset) -> tf.data.Dataset:
+        # Slots differ in size, and rebatch goes through the sizes again and again.
+        return rows.batch(1).rebatch(edges[:, 1] - edges[:, 0]).take(len(edges))
+
+    batches = read_batches(
+        tf.data.Dataset.from_tensor_slices(edges).map(slot_numbers),
+        source,
+        row_fn=row_fn,
+        map_fn=map_fn,
+        batch_rows=batch_rows,
+    )
     return (
-        tf.data.Dataset.from_tensor_slices(edges)
-        .map(
-            lambda edge: apply_map(map_fn, source.gather(tf.range(edge[0], edge[1]))),
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
-        )
-        .prefetch(tf.data.AUTOTUNE)
+        batches.map(lambda _, batch: batch)
+        .apply(tf.data.experimental.assert_cardinality(len(edges)))
         .with_options(pipeline_options())
     )

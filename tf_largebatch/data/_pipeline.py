@@ -10,23 +10,73 @@ import tensorflow as tf
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.data._sources import RandomAccessSource
 
+MapFn = Callable[..., Any]
 
-def check_source_and_map(source: object, map_fn: object) -> None:
+# Of rows that a `row_fn` takes one by one: enough to make the call into Python that reads them
+# cheap, few enough to be on their way while the rows before them are decoded.
+_ROWS_READ_AT_ONCE = 16
+
+
+def check_source_and_maps(source: object, row_fn: object, map_fn: object) -> None:
     """Refuses what is no source, or no function, before TensorFlow fails on it further down."""
     if not isinstance(source, RandomAccessSource):
         raise ConfigurationError(
             f"source must be a RandomAccessSource, but is a {type(source).__name__}; wrap arrays "
             "as tf_largebatch.data.ArraySource((x, y))."
         )
-    if map_fn is not None and not callable(map_fn):
-        raise ConfigurationError(f"map_fn must be a function or None, but is {map_fn!r}.")
+    for name, function in (("row_fn", row_fn), ("map_fn", map_fn)):
+        if function is not None and not callable(function):
+            raise ConfigurationError(f"{name} must be a function or None, but is {function!r}.")
 
 
-def apply_map(map_fn: Callable[..., Any] | None, batch: Any) -> Any:
+def read_batches(
+    numbers: tf.data.Dataset,
+    source: RandomAccessSource,
+    *,
+    row_fn: MapFn | None,
+    map_fn: MapFn | None,
+    batch_rows: Callable[[tf.data.Dataset], tf.data.Dataset],
+) -> tf.data.Dataset:
+    """Row numbers to batches: reads, maps single rows, makes batches, maps those.
+
+    Args:
+        numbers: elements `(tags, seeds)` of a batch each: a tag of any kind, `[batch, ...]`, that
+            stays with its row, and int64 `[batch, 2]` of `core.epoch_permutation.row_seeds`.
+        row_fn: with `None` each element is read at once, and stays one batch.
+        batch_rows: makes batches of single rows again, where there is a `row_fn`.
+
+    Returns:
+        Elements `(tags, batch)`, in the order of `numbers`.
+    """
+
+    def read(tags: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
+        return tags, seeds, source.gather(seeds[:, 1])
+
+    if row_fn is None:
+        batches = parallel_map(
+            numbers, lambda *element: (element[0], apply_map(map_fn, read(*element)[2]))
+        )
+    else:
+        rows = parallel_map(numbers.rebatch(_ROWS_READ_AT_ONCE), read).unbatch()
+        rows = parallel_map(rows, lambda tag, seed, row: (tag, row_fn(seed, *(_as_arguments(row)))))
+        batches = batch_rows(rows)
+        if map_fn is not None:
+            batches = parallel_map(batches, lambda tags, batch: (tags, apply_map(map_fn, batch)))
+    return batches.prefetch(tf.data.AUTOTUNE)
+
+
+def parallel_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+    """`Dataset.map` on as many threads as pay, order kept."""
+    return dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def apply_map(map_fn: MapFn | None, batch: Any) -> Any:
     """`map_fn(*batch)` for a tuple, `map_fn(batch)` for all else: the rule of `Dataset.map`."""
-    if map_fn is None:
-        return batch
-    return map_fn(*batch) if type(batch) is tuple else map_fn(batch)
+    return batch if map_fn is None else map_fn(*_as_arguments(batch))
+
+
+def _as_arguments(element: Any) -> tuple[Any, ...]:
+    return element if type(element) is tuple else (element,)
 
 
 def pipeline_options() -> tf.data.Options:

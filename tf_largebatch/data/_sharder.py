@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tf_largebatch.core.epoch_order import (
@@ -13,42 +13,46 @@ from tf_largebatch.core.epoch_order import (
     RowNumbers,
     check_divides,
     checked_integer,
-    epoch_order,
-    epoch_steps,
-    shard_part,
-    steps_in_epoch,
 )
+from tf_largebatch.core.epoch_rows import EpochRows
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.data._epoch_cursor import EpochCursor
+from tf_largebatch.data._passes import deliver_with, pass_numbers
 from tf_largebatch.data._pipeline import (
-    apply_map,
-    check_source_and_map,
+    MapFn,
+    check_source_and_maps,
     distribute_steps,
     pipeline_options,
+    read_batches,
 )
+from tf_largebatch.data._sharder_state import position_in, state_of
 from tf_largebatch.data._sources import RandomAccessSource
-
-# Keras reads one step of a data set to build the model, and throws the iterator away. The second
-# step is the first that only real training reads.
-_STEPS_THAT_BEGIN_AN_EPOCH = 2
-_NO_MARK = -1
 
 
 class GlobalShuffleSharder:
     """A true permutation of all rows each epoch, of which every worker reads its part.
 
     "One random shuffle of the whole training set per epoch, divided among the k workers" (Goyal
-    et al. 2017). The order depends on `(seed, epoch)` alone, a step holds
-    `order[step * B : (step + 1) * B]`, and shard `i` of `k` owns the contiguous `i`-th part of
-    it: at an equal global batch size `B` a step holds the same rows on any number of workers.
+    et al. 2017). The order depends on `(seed, epoch)` alone (`core.epoch_permutation`), a step
+    holds `order[step * B : (step + 1) * B]`, and shard `i` of `k` owns the contiguous `i`-th part
+    of it: at an equal global batch size `B` a step holds the same rows on any number of workers.
+
+    Rows are read when their turn comes; there is no shuffle buffer, and the memory for the order
+    grows with the square root of the number of rows.
 
     Args:
         source: rows by number, such as an `ArraySource`.
         global_batch_size: rows of a step over all replicas of all workers.
         seed: 0 to 2**64 - 1, the same on all workers.
-        map_fn: applied to whole batches (`map_fn(*batch)` where the source's structure is a
-            tuple, else `map_fn(batch)`), traced once, run by a parallel `tf.data` map, order
-            kept. It sees one replica's rows, `[rows, ...]`, and must keep their number static.
+        row_fn: applied to single rows before they are made batches: `row_fn(seed, *row)` where
+            the source's structure is a tuple, else `row_fn(seed, row)`; decoding and augmentation,
+            such as `RandomResizedCrop()`. Traced once, run by a parallel `tf.data` map, order
+            kept. `seed` is int64 `[2]` for `tf.random.stateless_*` and `tf.image.stateless_*`. It
+            depends on `(seed, epoch, row)` alone, so that a row becomes the same on any number of
+            workers and threads, and after resume; `seed[1]` is the row's number. All rows must
+            come out in the same shape.
+        map_fn: applied to whole batches (`map_fn(*batch)` or `map_fn(batch)`) in the same way. It
+            sees one replica's rows, `[rows, ...]`, and must keep their number static.
         remainder: `"drop"` leaves the last `len(source) % B` rows of each epoch's order out
             (others each epoch); `"wrap"` fills the last step with the first rows of the order.
 
@@ -63,30 +67,27 @@ class GlobalShuffleSharder:
         *,
         global_batch_size: int,
         seed: int,
-        map_fn: Callable[..., Any] | None = None,
+        row_fn: MapFn | None = None,
+        map_fn: MapFn | None = None,
         remainder: Remainder = "drop",
     ) -> None:
-        check_source_and_map(source, map_fn)
+        check_source_and_maps(source, row_fn, map_fn)
         self._source = source
-        self._global_batch_size = checked_integer(global_batch_size, "global_batch_size", minimum=1)
-        self._seed = checked_integer(seed, "seed", minimum=0, maximum=2**64 - 1)
+        self._row_fn = row_fn
         self._map_fn = map_fn
-        self._remainder = remainder
-        self._steps_per_epoch = steps_in_epoch(
-            len(source), global_batch_size=self._global_batch_size, remainder=remainder
+        self._epoch_rows = EpochRows(
+            len(source), global_batch_size=global_batch_size, seed=seed, remainder=remainder
         )
-        # The steps last computed: Keras starts an epoch twice when it builds a model.
-        self._latest: tuple[int, RowNumbers] | None = None
 
     @property
     def global_batch_size(self) -> int:
         """Rows of a step over all replicas."""
-        return self._global_batch_size
+        return self._epoch_rows.global_batch_size
 
     @property
     def steps_per_epoch(self) -> int:
         """Steps of an epoch, the same on every worker."""
-        return self._steps_per_epoch
+        return self._epoch_rows.steps_per_epoch
 
     def positions(
         self, *, epoch: int, step: int, shard_index: int = 0, shard_count: int = 1
@@ -100,9 +101,9 @@ class GlobalShuffleSharder:
             ConfigurationError: `step` or `shard_index` out of range, or a `shard_count` that does
                 not divide the global batch.
         """
-        step = checked_integer(step, "step", minimum=0, maximum=self._steps_per_epoch - 1)
-        part = shard_part(self._global_batch_size, shard_index=shard_index, shard_count=shard_count)
-        return self._steps(epoch)[step, part].copy()
+        return self._epoch_rows.rows(
+            epoch, step, step + 1, shard_index=shard_index, shard_count=shard_count
+        )[0]
 
     def train_dataset(
         self, strategy: tf.distribute.Strategy | None = None, *, initial_epoch: int = 0
@@ -151,92 +152,85 @@ class GlobalShuffleSharder:
                 TensorFlow's own strategies has several replicas on this worker.
         """
         initial_epoch = checked_integer(initial_epoch, "initial_epoch", minimum=0)
-        cursor = EpochCursor(initial_epoch)
+        return self._distributed(strategy, EpochCursor(initial_epoch))
+
+    def state(self, *, epoch: int, step: int) -> dict[str, Any]:
+        """A position before step `step` of an epoch, as a small dict of numbers and texts for JSON.
+
+        It names what it belongs to: rows and fingerprint of the source, seed, global batch size
+        and remainder rule. It does not name the number of workers, as a step holds the same rows
+        on any.
+
+        Raises:
+            ConfigurationError: `epoch` or `step` out of range.
+        """
+        step = checked_integer(step, "step", minimum=0, maximum=self.steps_per_epoch - 1)
+        epoch = checked_integer(epoch, "epoch", minimum=0)
+        return {"epoch": epoch, "step": step, **self._identity}
+
+    def rest_of_epoch(
+        self, state: Mapping[str, Any], strategy: tf.distribute.Strategy | None = None
+    ) -> Any:
+        """The data set of an epoch's steps from a saved position on, which is found at once.
+
+        Every pass over it is the same rest of that epoch. To go on where a run was broken off:
+
+            position = json.loads(text)  # of sharder.state(epoch=3, step=120)
+            model.fit(sharder.rest_of_epoch(position, strategy), initial_epoch=3, epochs=4)
+            model.fit(sharder.train_dataset(strategy, initial_epoch=4), initial_epoch=4, epochs=90)
+
+        Args:
+            state: of `state()` of a sharder with the same source, seed, global batch size and
+                remainder rule; the number of workers may differ.
+            strategy: as in `train_dataset`.
+
+        Raises:
+            ConfigurationError: the state is none, is of another version, or belongs to another
+                data set or to other settings; both sides are shown. Also as `train_dataset`.
+        """
+        epoch, step = position_in(state, self._identity, steps_per_epoch=self.steps_per_epoch)
+        return self._distributed(strategy, EpochCursor(epoch, advances=False), first_step=step)
+
+    @cached_property
+    def _identity(self) -> dict[str, Any]:
+        # Kept, as it may take a while: the fingerprint of a folder goes through all paths.
+        return state_of(self._source, self._epoch_rows)
+
+    def _distributed(
+        self, strategy: tf.distribute.Strategy | None, cursor: EpochCursor, *, first_step: int = 0
+    ) -> Any:
         if strategy is None:
-            return self._shard_dataset(cursor, tf.distribute.InputContext())
+            return self._shard_dataset(cursor, first_step, tf.distribute.InputContext())
         check_divides(
-            self._global_batch_size,
-            parts=strategy.num_replicas_in_sync,
-            parts_name="replicas",
+            self.global_batch_size, parts=strategy.num_replicas_in_sync, parts_name="replicas"
         )
         return distribute_steps(
             strategy,
-            lambda context: self._shard_dataset(cursor, context),
-            steps=self._steps_per_epoch,
+            lambda context: self._shard_dataset(cursor, first_step, context),
+            steps=self.steps_per_epoch - first_step,
         )
-
-    def _steps(self, epoch: int) -> RowNumbers:
-        """The rows of all steps of an epoch, `[step, row]`; shared, so not to be changed."""
-        latest = self._latest
-        if latest is None or latest[0] != epoch:
-            order = epoch_order(len(self._source), seed=self._seed, epoch=epoch)
-            steps = epoch_steps(
-                order, global_batch_size=self._global_batch_size, remainder=self._remainder
-            )
-            self._latest = latest = (int(epoch), steps)
-        return latest[1]
 
     def _shard_dataset(
-        self, cursor: EpochCursor, context: tf.distribute.InputContext
+        self, cursor: EpochCursor, first_step: int, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
-        """One worker's part: `steps_per_epoch * local replicas` batches, a replica's each."""
+        """One worker's part of a pass: `local replicas` batches a step, a replica's each."""
         local_replicas = context.num_replicas_in_sync // context.num_input_pipelines
-        rows = self._global_batch_size // context.num_replicas_in_sync
-        elements = self._steps_per_epoch * local_replicas
-        part = shard_part(
-            self._global_batch_size,
-            shard_index=context.input_pipeline_id,
-            shard_count=context.num_input_pipelines,
+        rows = self.global_batch_size // context.num_replicas_in_sync
+        batches = read_batches(
+            pass_numbers(self._epoch_rows, cursor, context, batch_size=rows, first_step=first_step),
+            self._source,
+            row_fn=self._row_fn,
+            map_fn=self._map_fn,
+            batch_rows=lambda single_rows: single_rows.batch(rows, drop_remainder=True),
         )
-        marked = min(_STEPS_THAT_BEGIN_AN_EPOCH, self._steps_per_epoch) * local_replicas - 1
-
-        def start_epoch() -> tuple[RowNumbers, RowNumbers]:
-            # The only Python of the pass besides the mark: the whole epoch in one call.
-            epoch = cursor.first_not_begun
-            marks = np.full([elements], _NO_MARK, np.int64)
-            marks[marked] = epoch
-            return marks, self._steps(epoch)[:, part].reshape(elements, rows)  # [element, row]
-
-        def epoch_elements(_: tf.Tensor) -> tf.data.Dataset:
-            marks, numbers = tf.numpy_function(start_epoch, [], [tf.int64, tf.int64])
-            marks.set_shape([elements])
-            numbers.set_shape([elements, rows])
-            return tf.data.Dataset.from_tensor_slices((marks, numbers))
-
-        def read(mark: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            return mark, apply_map(self._map_fn, self._source.gather(numbers))
-
+        elements = (self.steps_per_epoch - first_step) * local_replicas
         dataset = (
-            tf.data.Dataset.range(1)
-            .flat_map(epoch_elements)
-            .apply(tf.data.experimental.assert_cardinality(elements))
-            .map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            .prefetch(tf.data.AUTOTUNE)
-            .map(_deliver_with(cursor))
+            batches.apply(tf.data.experimental.assert_cardinality(elements))
+            .map(deliver_with(cursor))
             .with_options(pipeline_options())
         )
         _check_rows(dataset.element_spec, rows)
         return dataset
-
-
-def _deliver_with(cursor: EpochCursor) -> Callable[[tf.Tensor, Any], Any]:
-    """The last stage of the pipeline: tells the cursor of the one marked batch of a pass."""
-
-    def mark_begun(epoch: np.int64) -> np.int64:
-        cursor.mark_begun(int(epoch))
-        return epoch
-
-    def deliver(mark: tf.Tensor, batch: Any) -> Any:
-        # No Python for the other batches.
-        marked = tf.cond(
-            tf.equal(mark, _NO_MARK),
-            lambda: mark,
-            lambda: tf.numpy_function(mark_begun, [mark], tf.int64),
-        )
-        with tf.control_dependencies([marked]):
-            return tf.nest.map_structure(tf.identity, batch)
-
-    return deliver
 
 
 def _check_rows(element_spec: Any, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,8 +17,12 @@ class RandomAccessSource(Protocol):
     """What the sharder and the evaluation need of a data set: its length, and rows by number.
 
     Implement these three for your own kind of storage. Only `gather` runs while training, inside
-    a parallel `tf.data` map; a source that reads files should do it with TensorFlow's own ops
-    (`tf.gather` on the vector of paths, `tf.io.read_file`, `tf.map_fn`), so that no Python runs.
+    a parallel `tf.data` map. A source of variable or large rows should be read by the sharder's
+    `row_fn` one by one, and leave decoding to it.
+
+    Two more are used where a source has them: `fingerprint`, a text that differs between data
+    sets, by which a saved position of another data set is refused; and `describe_row(row)`, a text
+    that says where a row lies, for messages.
     """
 
     def __len__(self) -> int:
@@ -85,6 +90,16 @@ class ArraySource:
         return tf.nest.map_structure(
             lambda array: tf.TensorSpec(array.shape[1:], array.dtype), self._arrays
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the dtypes, the shapes and up to 64 rows, evenly spaced."""
+        rows = np.linspace(0, len(self) - 1, num=min(len(self), 64)).astype(np.int64)
+        digest = hashlib.sha256()
+        for leaf in self._leaves:
+            digest.update(f"{leaf.dtype}{leaf.shape}".encode())
+            digest.update(np.ascontiguousarray(leaf[rows]).tobytes())
+        return digest.hexdigest()
 
     def gather(self, rows: tf.Tensor) -> Any:
         """See `RandomAccessSource.gather`."""
