@@ -76,9 +76,32 @@ def _packed_records(directory: Path, config: TrainConfig) -> tuple[Any, Any, int
         )
         for name in ("train", found[0])
     )
-    manifest = directory / "train.json"
-    class_names = json.loads(manifest.read_text())["class_names"] if manifest.exists() else None
+    class_names = _packed_class_names(directory, "train", train)
+    validation_names = _packed_class_names(directory, found[0], validation)
+    if class_names and validation_names and class_names != validation_names:
+        raise tlb.DataError(
+            f"{directory} was packed with other classes for validation than for training, so that "
+            "labels differ; pack both with the same --class_names."
+        )
     return train, validation, class_names and len(class_names)
+
+
+def _packed_class_names(directory: Path, name: str, source: Any) -> list[str] | None:
+    """Those in NAME.json, if there is one, which must tell of as many rows as there are."""
+    path = directory / f"{name}.json"
+    if not path.exists():
+        return None
+    try:
+        manifest = json.loads(path.read_text())
+        num_rows, class_names = manifest["num_rows"], manifest["class_names"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise tlb.DataError(f"{path} is not what tools/pack_images.py writes: {error!r}") from error
+    if num_rows != len(source):
+        raise tlb.DataError(
+            f"{path} tells of {num_rows} images, but {name}-* hold {len(source)}: a file is "
+            "missing, or files of another name match."
+        )
+    return class_names
 
 
 def _tfds(directory: Path, _: TrainConfig) -> tuple[Any, Any, int]:

@@ -203,3 +203,13 @@ def test_memory_of_a_row_is_its_path_below_the_class_and_eight_bytes(tmp_path: P
     sizes = sum(len(value) if isinstance(value, bytes) else value.nbytes for value in held)
     # One offset more than rows, and one number for the class.
     assert sizes == 50 * (len("n01440764_00000.JPEG") + 8) + 8 + 8
+
+
+def test_a_class_folder_that_links_to_nothing_is_named(tmp_path: Path) -> None:
+    for name in ("a", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").write_bytes(b"any")
+    (tmp_path / "b").symlink_to(tmp_path / "a disk that is not mounted")
+    (tmp_path / "c" / "more").symlink_to(tmp_path / "nor that one")
+    with pytest.raises(DataError, match=r"/b/: cannot be listed(.|\n)*/c/more/: cannot be listed"):
+        ImageFolderSource(tmp_path)

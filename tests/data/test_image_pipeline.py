@@ -267,3 +267,13 @@ def test_normalisation_as_the_models_first_layer() -> None:
 def test_refused(make, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()
+
+
+def test_an_image_that_is_a_line_is_refused_with_its_row() -> None:
+    line = tf.io.encode_png(tf.zeros([2, 101, 3], tf.uint8))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"(?s)row.*17"):
+        ResizeAndCenterCrop(8, resize_size=8)(tf.constant([0, 17], tf.int64), line)
+    short = tf.io.encode_png(tf.zeros([2, 100, 3], tf.uint8))
+    assert ResizeAndCenterCrop(8, resize_size=8)(tf.constant([0, 17], tf.int64), short).shape == (
+        [8, 8, 3]
+    )

@@ -153,8 +153,13 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
         sharder_of().rest_of_epoch(state)
 
 
+def test_behind_the_last_step_is_the_next_epoch() -> None:
+    sharder = sharder_of()
+    assert sharder.state(epoch=2, step=4) == sharder.state(epoch=3, step=0)
+
+
 def test_positions_outside_of_the_epoch_have_no_state() -> None:
-    with pytest.raises(ConfigurationError, match=r"step must be in \[0, 3\], but is 4"):
-        sharder_of().state(epoch=0, step=4)
+    with pytest.raises(ConfigurationError, match=r"step must be in \[0, 4\], but is 5"):
+        sharder_of().state(epoch=0, step=5)
     with pytest.raises(ConfigurationError, match="epoch must be at least 0"):
         sharder_of().state(epoch=-1, step=0)

@@ -75,6 +75,23 @@ for name, place in places.items():
         "place": str(place),
     }
 refused = []
+# Validation of its own classes, and a lost file.
+tlb.data.write_tfrecords(
+    tlb.data.ImageFolderSource(folder / "image_folder" / "train" / ".."),
+    folder / "other_classes",
+    name="val",
+)
+for part in (folder / "tfrecord").glob("train*"):
+    (folder / "other_classes" / part.name).write_bytes(part.read_bytes())
+tlb.data.write_tfrecords(
+    tlb.data.ImageFolderSource(folder / "image_folder" / "train"),
+    folder / "lost",
+    name="train",
+    num_shards=3,
+)
+(folder / "lost" / "train-00001-of-00003.tfrecord").unlink()
+for part in (folder / "tfrecord").glob("val*"):
+    (folder / "lost" / part.name).write_bytes(part.read_bytes())
 (folder / "image_folder" / "val").rename(folder / "image_folder" / "other")
 (folder / "array_record" / "train.json").unlink()
 for name, place, changes in (
@@ -84,6 +101,8 @@ for name, place, changes in (
     ("array_record", folder / "tfrecord", {}),
     ("array_record", folder / "array_record", {}),
     ("tfrecord", folder / "tfrecord", {"num_classes": 2}),
+    ("tfrecord", folder / "other_classes", {}),
+    ("tfrecord", folder / "lost", {}),
 ):
     try:
         load_image_dataset(TrainConfig(run_dir="r", dataset=name, data_dir=str(place), **changes))

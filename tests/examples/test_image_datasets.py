@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -54,13 +55,19 @@ def test_each_kind_of_files_gives_the_same_rows(made: dict[str, Any], dataset: s
 
 
 def test_what_is_missing_is_named(made: dict[str, Any]) -> None:
-    no_folder, no_such_folder, no_validation, no_files, no_classes, few_classes = made["refused"]
+    refused = iter(made["refused"])
+    no_folder, no_such_folder, no_validation, no_files, no_classes, few_classes = itertools.islice(
+        refused, 6
+    )
     assert "--dataset=tfrecord needs --data_dir" in no_folder
     assert "/none" in no_such_folder
     assert "needs a folder for validation: val or validation or test" in no_validation
     assert "as val-00000-of-00001.array_record" in no_files
     assert "has no train.json with the class names; give --num_classes" in no_classes
     assert "--num_classes=2 is less than the 3 classes" in few_classes
+    other_classes, lost_file = refused
+    assert "packed with other classes for validation" in other_classes
+    assert "tells of 12 images, but train-* hold 8" in lost_file
 
 
 def test_resnet50_of_a_thousand_classes_makes_some_steps(

@@ -34,7 +34,7 @@ def list_root(
             folders = [name.rstrip("/") for name in folders]
         else:
             with os.scandir(directory) as entries:
-                kinds = [(entry.name, entry.is_dir()) for entry in entries]
+                kinds = [(entry.name, _is_folder(entry, suffixes)) for entry in entries]
             folders = [name for name, is_folder in kinds if is_folder]
             files = [name for name, is_folder in kinds if not is_folder]
     except (OSError, tf.errors.OpError) as error:
@@ -65,7 +65,7 @@ def _local_files(
     try:
         with os.scandir(f"{folder}/{below}") as entries:
             for entry in entries:
-                if entry.is_dir():
+                if _is_folder(entry, suffixes):
                     if not entry.name.startswith("."):
                         yield from _local_files(folder, f"{below}{entry.name}/", suffixes, problems)
                 elif _is_image(entry.name, suffixes):
@@ -75,6 +75,15 @@ def _local_files(
                         yield below + entry.name
     except OSError as error:
         problems.append(f"{folder}/{below}: cannot be listed ({error.strerror})")
+
+
+def _is_folder(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
+    """Also what is no image and links to nothing: a folder of a disk that is not there.
+
+    Listing it then fails, and names it; left out, it would shift the labels of the others.
+    """
+    links_to_nothing = entry.is_symlink() and not os.path.exists(entry.path)
+    return entry.is_dir() or (links_to_nothing and not _is_image(entry.name, suffixes))
 
 
 def _problem_of(entry: os.DirEntry[str]) -> str | None:

@@ -138,7 +138,7 @@ class ImageFolderSource:
     @property
     def fingerprint(self) -> str:
         """A hash of the class names and of the files' paths below the directory."""
-        digest = hashlib.sha256("\0".join(self._class_names).encode())
+        digest = hashlib.sha256(os.fsencode("\0".join(self._class_names)))
         for part in (self._class_ends, self._offsets):
             digest.update(part.astype("<i8").tobytes())
         digest.update(self._paths)

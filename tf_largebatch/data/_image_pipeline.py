@@ -21,6 +21,7 @@ IMAGENET_STD = (58.395, 57.12, 57.375)
 FloatDtype = Literal["float32", "float16", "bfloat16"]
 
 _ATTEMPTS = 10
+_LARGEST_ASPECT_RATIO = 50  # of images for validation
 
 
 class RandomResizedCrop:
@@ -132,7 +133,8 @@ class ResizeAndCenterCrop:
     The longer side becomes `resize_size * longer // shorter`; bilinear, half-pixel centres, no
     antialiasing; rounded to uint8. Cutting first and resizing the cut would shift the sampling
     grid, and sampling the cut alone (`tf.image.crop_and_resize`) takes longer than resizing the
-    whole. What is said of files and errors in `RandomResizedCrop` holds here too.
+    whole. An image more than 50 times as long as wide is refused, with its row. What is said of
+    files and errors in `RandomResizedCrop` holds here too.
 
     Args:
         image_size: height and width of the result, at least 1.
@@ -152,6 +154,13 @@ class ResizeAndCenterCrop:
             image, seed=seed, choose_window=lambda shape: tf.concat([[0, 0], shape[:2]], axis=0)
         )
         sides = tf.shape(whole)[:2]
+        # The whole is resized, in float32: a line of one pixel would take gigabytes.
+        fits = tf.debugging.Assert(
+            tf.reduce_max(sides) <= _LARGEST_ASPECT_RATIO * tf.reduce_min(sides),
+            ["row", seed[1], "is too long an image for its width; height and width:", sides],
+        )
+        with tf.control_dependencies([] if fits is None else [fits]):
+            sides = tf.identity(sides)
         sides = self._resize_size * sides // tf.reduce_min(sides)
         top, left = tf.unstack((sides - self._image_size) // 2)
         resized = _resized(whole, sides)

@@ -109,8 +109,9 @@ class ShardPacker:
         return "\n".join(
             [
                 f"{len(rows)} of the images cannot be decoded. Repair them, and the same call "
-                "writes the shards that are missing; or leave them out, and pack all rows under "
-                "another name.",
+                "writes the shards that are missing (where it finds another fingerprint, as in "
+                "small sets, remove the manifest and the shards first); or leave them out, and "
+                "pack all rows under another name.",
                 *listed[:_MOST_LISTED],
                 *([f"  and {rest} more"] if rest > 0 else []),
             ]

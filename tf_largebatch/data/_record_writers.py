@@ -142,7 +142,8 @@ def _write(
         remove_partial_files(folder, name)
         manifest = _agreed_manifest(reader, folder / f"{name}.json", record_format, num_shards)
         shards = plan_shards(folder, name, manifest)
-        missing = [shard for shard in shards if not shard.path.exists()]
+        # No shard is without rows: one of 0 bytes was cut off by something else.
+        missing = [s for s in shards if not s.path.exists() or s.path.stat().st_size == 0]
         num_kept_rows = len(reader) - sum(shard.end - shard.begin for shard in missing)
         packer = ShardPacker(reader, open_writer)
         packer.pack(missing, lambda done: _report(progress, num_kept_rows + done, len(reader)))

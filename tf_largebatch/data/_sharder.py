@@ -157,6 +157,8 @@ class GlobalShuffleSharder:
     def state(self, *, epoch: int, step: int) -> dict[str, Any]:
         """A position before step `step` of an epoch, as a small dict of numbers and texts for JSON.
 
+        Behind the last step it is the beginning of the next epoch.
+
         It names what it belongs to: rows and fingerprint of the source, seed, global batch size
         and remainder rule. It does not name the number of workers, as a step holds the same rows
         on any.
@@ -164,8 +166,10 @@ class GlobalShuffleSharder:
         Raises:
             ConfigurationError: `epoch` or `step` out of range.
         """
-        step = checked_integer(step, "step", minimum=0, maximum=self.steps_per_epoch - 1)
+        step = checked_integer(step, "step", minimum=0, maximum=self.steps_per_epoch)
         epoch = checked_integer(epoch, "epoch", minimum=0)
+        if step == self.steps_per_epoch:
+            epoch, step = epoch + 1, 0
         return {"epoch": epoch, "step": step, **self._identity}
 
     def rest_of_epoch(
