@@ -5,10 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,25 +15,11 @@ import numpy as np
 import pytest
 
 import tf_largebatch as tlb
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
 SUBPACKAGES = ("callbacks", "data", "losses", "models", "optimizers", "schedules")
 THE_ONE_DOOR = "tf_largebatch/distribute/_tf_internals.py"
-
-
-def run_python(script: str, *arguments: str) -> str:
-    """Standard output of a script in a process of its own, from the root of the repository."""
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def public_names() -> set[str]:
@@ -116,7 +99,7 @@ print(tlb.sqrt_scaling_rule(0.1, global_batch_size=1024))
 assert set(tlb.__all__) <= set(dir(tlb))
 assert not {"keras", "tensorflow"} & set(sys.modules)
 """
-    assert run_python(script, *errors).split() == ["0.2", "0.2"]
+    assert run_python("-c", script, *errors).split() == ["0.2", "0.2"]
 
 
 # One process, both orders: the second import finds neither the package nor its registered classes.
@@ -182,7 +165,7 @@ def test_a_compiled_model_trains_on_in_a_process_that_imported_the_top_package(
     model.save(tmp_path / "model.keras")
     np.savez(tmp_path / "arrays.npz", x=x, y=y)
     seen = json.loads(
-        run_python(LOADS, str(tmp_path / "model.keras"), str(tmp_path / "arrays.npz"))
+        run_python("-c", LOADS, str(tmp_path / "model.keras"), str(tmp_path / "arrays.npz"))
     )
     assert seen["optimizers"] == ["tf_largebatch.optimizers._momentum_sgd"] * 2
     assert seen["updates"] == [2, 4]

@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_WIDTH = 120
 _MOST_FITS = 20
 _FITTED = ("ring", "halving_doubling")
 _MEASURED = (
@@ -241,8 +238,8 @@ def add_predictions(rows: Iterable[dict[str, Any]], *, link: Link | None) -> Non
             )
 
 
-def print_table(rows: Sequence[dict[str, Any]], *, reference: str) -> None:
-    """The figures for people, on standard output."""
+def figures_table(rows: Sequence[dict[str, Any]], *, reference: str) -> Table:
+    """The figures for people."""
     title = f"All-reduce: milliseconds; ratio to {reference}; rates in MB/s"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     figures = [heading for heading, _ in _SHOWN]
@@ -257,5 +254,4 @@ def print_table(rows: Sequence[dict[str, Any]], *, reference: str) -> None:
             *("-" if row[name] is None else f"{row[name]:.2f}" for _, name in _SHOWN),
             "yes" if row["verified"] else "NO",
         )
-    # A file or a pipe has no width of its own, and rich would cut the columns at 80.
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    return table

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from absl import flags
+from rich.console import Console
+from rich.table import Table
 
+_TABLE_WIDTH = 120
 NOT_VERIFIED, USAGE_ERROR = 1, 2  # exit codes
 flags.disclaim_key_flags()  # --help shows a program's flags, also those that are defined here
 
@@ -53,3 +58,16 @@ def prepare_environment(**defaults: str) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     for name, value in {"TF_CPP_MIN_LOG_LEVEL": "2", **defaults}.items():
         os.environ.setdefault(name, value)
+
+
+def hand_over(table: Table, report: Mapping[str, Any], *, output: str | None) -> int:
+    """Prints the table, stores the report as JSON in the file `output`, if that is given.
+
+    Returns:
+        The exit code: 0 if all of `report["results"]` are verified, else NOT_VERIFIED.
+    """
+    # A file or a pipe has no width of its own, and rich would cut the columns at 80.
+    Console(width=None if sys.stdout.isatty() else _TABLE_WIDTH).print(table)
+    if output:
+        Path(output).write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if all(row["verified"] for row in report["results"]) else NOT_VERIFIED

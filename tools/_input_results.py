@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
-
-_WIDTH = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +82,8 @@ def compare(rows: Sequence[dict[str, Any]], *, references: Sequence[str]) -> lis
     return ratios
 
 
-def print_table(rows: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]]) -> None:
-    """The figures for people, on standard output."""
+def figures_table(rows: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]]) -> Table:
+    """The figures for people."""
     references = list(dict.fromkeys(ratio["reference"] for ratio in ratios))
     table = Table(title="Images a second and core; times as fast, by CPU", box=box.SIMPLE_HEAD)
     for heading in ("pipeline", "by CPU", "by clock", "memory MiB", *references, "verified"):
@@ -107,5 +103,4 @@ def print_table(rows: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]]
             *texts,
             "yes" if row["verified"] else "NO",
         )
-    # A file or a pipe has no width of its own, and rich would cut the columns at 80.
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    return table

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 VARIANTS = ("buckets", "single_bucket")
-_WIDTH = 110
 
 
 def hidden_part(compute: float, all_reduce: float, step: float) -> float:
@@ -96,8 +93,8 @@ def _hidden(
     }
 
 
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """The figures for people, on standard output."""
+def figures_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The figures for people."""
     title = "Milliseconds (p50), the hidden part of the all-reduce, its processor time"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     parts = ("compute", "all_reduce", "step")
@@ -113,5 +110,4 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['all_reduce']['cpu_p50_ms']:.1f}",
             "yes" if row["verified"] else "NO",
         )
-    # A file or a pipe has no width of its own, and rich would cut the columns at 80.
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    return table

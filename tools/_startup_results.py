@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
-
-_WIDTH = 110
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +102,8 @@ def _row(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def print_table(rows: Sequence[dict[str, Any]], *, reference: str) -> None:
-    """The figures for people, on standard output."""
+def figures_table(rows: Sequence[dict[str, Any]], *, reference: str) -> Table:
+    """The figures for people."""
     title = f"Seconds until all variables exist and are equal; ratio to {reference}"
     table = Table(title=title, box=box.SIMPLE_HEAD)
     for heading in ("variant", "workers", "p50", "min", "max", "CPU p50", "ratio", "verified"):
@@ -125,5 +121,4 @@ def print_table(rows: Sequence[dict[str, Any]], *, reference: str) -> None:
             ratio,
             "yes" if row["verified"] else "NO",
         )
-    # A file or a pipe has no width of its own, and rich would cut the columns at 80.
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    return table

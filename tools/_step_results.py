@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 TOLERANCE = 1e-5  # between weights that saw the same rows
-_WIDTH = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +129,10 @@ def compare(rows: Sequence[dict[str, Any]], *, reference: str) -> list[dict[str,
     return ratios
 
 
-def print_table(
+def figures_table(
     rows: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]], *, reference: str
-) -> None:
-    """The figures for people, on standard output."""
+) -> Table:
+    """The figures for people."""
     table = Table(title=f"Milliseconds a step; ratio to {reference}", box=box.SIMPLE_HEAD)
     for heading in ("workers", "variant", "p50", "min", "max", "CPU p50", "ratio", "verified"):
         justify = "left" if heading == "variant" else "right"
@@ -155,5 +152,4 @@ def print_table(
             texts.get((row["workers"], row["variant"]), ""),
             "yes" if row["verified"] else "NO",
         )
-    # A file or a pipe has no width of its own, and rich would cut the columns at 80.
-    Console(width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    return table

@@ -28,7 +28,6 @@ Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong comman
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -38,18 +37,18 @@ from typing import Any
 from _all_reduce_results import (
     Run,
     add_predictions,
+    figures_table,
     fit_link,
     format_size,
     parse_size,
-    print_table,
     rows_of,
 )
 from _all_reduce_values import ITEM_BYTES
 from _command_line import (
-    NOT_VERIFIED,
     define_bandwidth,
     define_delay,
     exit_for_usage,
+    hand_over,
     parse_flags,
     prepare_environment,
 )
@@ -205,11 +204,9 @@ def main(_: Sequence[str]) -> int:
         _print_problems(run, own_rows, console)
         rows += own_rows
         runs.append(facts)
-    print_table(rows, reference=request.algorithms[0])
-    if _OUTPUT.value:
-        report = {"results": rows, "runs": runs, "settings": _settings(), "machine": machine}
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if all(row["verified"] for row in rows) else NOT_VERIFIED
+    report = {"results": rows, "runs": runs, "settings": _settings(), "machine": machine}
+    table = figures_table(rows, reference=request.algorithms[0])
+    return hand_over(table, report, output=_OUTPUT.value)
 
 
 if __name__ == "__main__":

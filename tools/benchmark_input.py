@@ -34,9 +34,7 @@ Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong comman
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -45,8 +43,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from _command_line import NOT_VERIFIED, exit_for_usage, parse_flags, prepare_environment
-from _input_results import Pass, compare, print_table, summarise
+from _command_line import exit_for_usage, hand_over, parse_flags, prepare_environment
+from _input_results import Pass, compare, figures_table, summarise
 from _machine import machine_facts
 from _made_images import write_image_folder
 from absl import app, flags
@@ -177,19 +175,16 @@ def main(_: Sequence[str]) -> int:
         passes, problems = _run_all(Path(folder), console)
     rows = summarise(passes, cores=machine["cores"], problems=problems)
     ratios = compare(rows, references=_REFERENCES)
-    print_table(rows, ratios)
     for row in rows:
         for problem in row["problems"]:
-            print(f"NOT VERIFIED: {problem}", file=sys.stderr)
-    if _OUTPUT.value:
-        settings = {
-            "images": _IMAGES.value,
-            "batch_size": _BATCH.value,
-            "repeats": _REPEATS.value,
-        }
-        report = {"results": rows, "ratios": ratios, "settings": settings, "machine": machine}
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if all(row["verified"] for row in rows) else NOT_VERIFIED
+            console.print(f"NOT VERIFIED: {problem}")
+    report = {
+        "results": rows,
+        "ratios": ratios,
+        "settings": {flag.name: flag.value for flag in (_IMAGES, _BATCH, _REPEATS)},
+        "machine": machine,
+    }
+    return hand_over(figures_table(rows, ratios), report, output=_OUTPUT.value)
 
 
 if __name__ == "__main__":

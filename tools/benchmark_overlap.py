@@ -35,7 +35,6 @@ Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong comman
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,12 +43,13 @@ from _command_line import (
     NOT_VERIFIED,
     define_bandwidth,
     define_delay,
+    hand_over,
     parse_flags,
     prepare_environment,
 )
 from _forked_run import run_forked
 from _machine import machine_facts
-from _overlap_results import print_table, rows_of
+from _overlap_results import figures_table, rows_of
 from absl import app, flags
 from rich.console import Console
 
@@ -113,23 +113,20 @@ def main(_: Sequence[str]) -> int:
     for row in rows:
         for problem in row["problems"]:
             console.print(f"NOT VERIFIED: {row['variant']}: {problem}")
-    print_table(rows)
-    if _OUTPUT.value:
-        network = {flag.name: flag.value for flag in (_DELAY, _BANDWIDTH)}
-        threads = {name: os.environ[name] for name in _THREADS}
-        report = {
-            "results": rows,
-            "workers": _WORKERS.value,
-            **{
-                name: run.results[0][name]
-                for name in ("gradients", "gradient_bytes", "all_reduce_report")
-            },
-            "relay": run.relay,
-            "settings": {**for_workers, **network, "environment": threads},
-            "machine": machine,
-        }
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if all(row["verified"] for row in rows) else NOT_VERIFIED
+    network = {flag.name: flag.value for flag in (_DELAY, _BANDWIDTH)}
+    threads = {name: os.environ[name] for name in _THREADS}
+    report = {
+        "results": rows,
+        "workers": _WORKERS.value,
+        **{
+            name: run.results[0][name]
+            for name in ("gradients", "gradient_bytes", "all_reduce_report")
+        },
+        "relay": run.relay,
+        "settings": {**for_workers, **network, "environment": threads},
+        "machine": machine,
+    }
+    return hand_over(figures_table(rows), report, output=_OUTPUT.value)
 
 
 if __name__ == "__main__":

@@ -34,21 +34,20 @@ Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong comman
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from _command_line import (
-    NOT_VERIFIED,
     define_delay,
     exit_for_usage,
+    hand_over,
     parse_flags,
     prepare_environment,
 )
 from _forked_run import run_forked
 from _machine import machine_facts
-from _startup_results import Run, check_results, print_table, summarise
+from _startup_results import Run, check_results, figures_table, summarise
 from absl import app, flags
 from rich.console import Console
 
@@ -115,13 +114,11 @@ def main(_: Sequence[str]) -> int:
     machine = machine_facts()
     runs = _run_all(variants, Console(stderr=True, highlight=False, markup=False, soft_wrap=True))
     rows = summarise(runs, reference=_REFERENCE)
-    print_table(rows, reference=_REFERENCE)
-    if _OUTPUT.value:
-        settings = {flag.name: flag.value for flag in (_WORKERS, _MODEL, _REPEATS, _DELAY)}
-        settings["environment"] = {name: os.environ[name] for name in _THREADS}
-        report = {"results": rows, "settings": settings, "machine": machine}
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if all(row["verified"] for row in rows) else NOT_VERIFIED
+    settings = {flag.name: flag.value for flag in (_WORKERS, _MODEL, _REPEATS, _DELAY)}
+    settings["environment"] = {name: os.environ[name] for name in _THREADS}
+    report = {"results": rows, "settings": settings, "machine": machine}
+    table = figures_table(rows, reference=_REFERENCE)
+    return hand_over(table, report, output=_OUTPUT.value)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from _command_line import NOT_VERIFIED, exit_for_usage, parse_flags, prepare_environment
+from _command_line import exit_for_usage, hand_over, parse_flags, prepare_environment
 from _local_cluster import LocalCluster
 from _machine import machine_facts
-from _step_results import Run, check_results, compare, print_table, summarise
+from _step_results import Run, check_results, compare, figures_table, summarise
 from absl import app, flags
 from rich.console import Console
 
@@ -163,22 +163,20 @@ def main(_: Sequence[str]) -> int:
     runs = _run_all(workers, variants, Console(stderr=True, highlight=False, markup=False))
     rows = summarise(runs)
     ratios = compare(rows, reference=variants[0])
-    print_table(rows, ratios, reference=variants[0])
-    if _OUTPUT.value:
-        report = {
-            "results": rows,
-            "ratios": ratios,
-            "settings": {
-                "repeats": _REPEATS.value,
-                "steps": _STEPS.value,
-                "epochs": _EPOCHS.value,
-                "warmup_epochs": _WARMUP_EPOCHS,
-                "global_batch_size": _GLOBAL_BATCH.value,
-            },
-            "machine": machine,
-        }
-        Path(_OUTPUT.value).write_text(json.dumps(report, indent=2) + "\n")
-    return 0 if all(row["verified"] for row in rows) else NOT_VERIFIED
+    report = {
+        "results": rows,
+        "ratios": ratios,
+        "settings": {
+            "repeats": _REPEATS.value,
+            "steps": _STEPS.value,
+            "epochs": _EPOCHS.value,
+            "warmup_epochs": _WARMUP_EPOCHS,
+            "global_batch_size": _GLOBAL_BATCH.value,
+        },
+        "machine": machine,
+    }
+    table = figures_table(rows, ratios, reference=variants[0])
+    return hand_over(table, report, output=_OUTPUT.value)
 
 
 if __name__ == "__main__":

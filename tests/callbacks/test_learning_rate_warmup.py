@@ -6,10 +6,6 @@ rates and the momentum buffer directly.
 
 from __future__ import annotations
 
-import os
-import pathlib
-import subprocess
-import sys
 import warnings
 
 import keras
@@ -17,13 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_largebatch
+from tests.processes import run_python
 from tf_largebatch.callbacks import LearningRateWarmup
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.recipe import Recipe
 from tf_largebatch.optimizers import MomentumSGD
-
-ROOT = pathlib.Path(tf_largebatch.__path__[0]).parent
 
 
 def tiny(**changes):
@@ -353,16 +347,8 @@ print(*(value.numpy().item().hex() for value in model.optimizer.learning_rate.va
 
 def test_replicas_stay_equal_and_right():
     # In a process of its own, as logical devices must be made before TensorFlow starts.
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_REPLICAS],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    rows = [[float.fromhex(value) for value in line.split()] for line in done.stdout.splitlines()]
+    printed = run_python("-c", TWO_REPLICAS)
+    rows = [[float.fromhex(value) for value in line.split()] for line in printed.splitlines()]
     assert [len(row) for row in rows] == [2, 2, 2]
     assert all(first == second for first, second in rows)
     moves = moves_with_rate_outside(recipe_rates(tiny()), momentum=0.9)

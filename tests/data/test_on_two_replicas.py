@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,29 +10,21 @@ import numpy as np
 import pytest
 
 from tests.data._helpers import numbered_rows
+from tests.processes import run_python
 from tf_largebatch.data import GlobalShuffleSharder
 
-ROOT = Path(__file__).parents[2]
 SEED, ROWS, REPLICAS = 5, 23, 2
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    environment = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    environment |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    environment["TF_LARGEBATCH_CPU_REPLICAS"] = str(REPLICAS)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.data._two_replicas_script"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+    printed = run_python(
+        "-m",
+        "tests.data._two_replicas_script",
+        seconds=240,
+        environment={"TF_LARGEBATCH_CPU_REPLICAS": str(REPLICAS)},
     )
-    assert process.returncode == 0, process.stderr[-4000:]
-    return json.loads(process.stdout.splitlines()[-1])
+    return json.loads(printed.splitlines()[-1])
 
 
 def steps_of(batch: int, epoch: int) -> list[list[int]]:

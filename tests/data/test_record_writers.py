@@ -1,18 +1,12 @@
-"""Packed files, read back by TensorFlow's and array_record's own readers; and interrupted runs."""
+"""Packed files, read back by TensorFlow's and array_record's own readers."""
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import os
-import resource
-import shutil
-import signal
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,51 +17,17 @@ import tensorflow as tf
 from array_record.python.array_record_module import ArrayRecordReader
 from PIL import Image
 
+from tests.data._packing import (
+    WRITERS,
+    BytesSource,
+    NamedSource,
+    both_formats,
+    contents,
+    random_bytes,
+)
 from tf_largebatch.core.errors import ConfigurationError, DataError
 from tf_largebatch.data import ArraySource
 from tf_largebatch.data._record_writers import write_array_records, write_tfrecords
-
-ROOT = Path(__file__).parents[2]
-WRITERS = {"tfrecord": write_tfrecords, "array_record": write_array_records}
-both_formats = pytest.mark.parametrize("record_format", WRITERS)
-
-
-class BytesSource:
-    """Rows from a list, in memory."""
-
-    def __init__(self, images: list[bytes], labels: list[int], *, seconds: float = 0.0) -> None:
-        self._images = np.array(images, dtype=object)
-        self._labels = np.array(labels, dtype=np.int64)
-        self._seconds = seconds  # for each call of gather
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    @property
-    def element_spec(self) -> Any:
-        return tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
-
-    def gather(self, rows: tf.Tensor) -> Any:
-        return tf.numpy_function(self.take, [rows], [tf.string, tf.int64])
-
-    def take(self, rows: np.ndarray) -> Any:
-        time.sleep(self._seconds)
-        return self._images[rows], self._labels[rows]
-
-
-class NamedSource(BytesSource):
-    class_names = ("cat", "dog")
-
-    def path(self, row: int) -> str:
-        return f"/photos/{self.class_names[self._labels[row]]}/{row}.jpg"
-
-    def describe_row(self, row: int) -> str:
-        return self.path(row)
-
-
-def random_bytes(num_rows: int, *, size: int = 900) -> list[bytes]:
-    random = np.random.default_rng(5)
-    return [random.bytes(int(random.integers(size // 2, size))) for _ in range(num_rows)]
 
 
 def jpeg(colour: int) -> bytes:
@@ -82,10 +42,6 @@ def records_of(path: Path | str) -> list[bytes]:
         return list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator())
     reader = ArrayRecordReader(str(path))
     return reader.read(list(range(reader.num_records())))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @both_formats
@@ -340,134 +296,3 @@ def test_two_runs_at_once(tmp_path: Path) -> None:
     first.join()
     assert write_tfrecords(source, tmp_path, check_images=False).num_kept == 1
     assert sorted(os.listdir(tmp_path)) == ["data-00000-of-00001.tfrecord", "data.json"]
-
-
-# What follows needs processes of their own: to be killed, or to have a limit. One process imports
-# TensorFlow; before it runs any op, it forks one for each.
-
-IN_FORKS = """
-import sys
-from pathlib import Path
-from tests.data.test_record_writers import kill_while_packing, pack_on_full_disks
-kill_while_packing(Path(sys.argv[1]) / "killed")
-pack_on_full_disks(Path(sys.argv[1]) / "full")
-"""
-KILL_AT_BYTES = (1, 400_000, 2_500_000)
-LIMITS_BYTES = (100, 1_000, 400_000)  # below the manifest, in a first record, in a shard
-
-
-def forked(action: Callable[[], None], *, num_cores: int) -> int:
-    child = os.fork()
-    if child == 0:
-        # As many shards are written at once, whatever the machine has.
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:num_cores])
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return child
-
-
-def interrupted_source() -> NamedSource:
-    return NamedSource(random_bytes(200, size=30_000), [i % 2 for i in range(200)], seconds=0.01)
-
-
-def pack_interrupted_source(folder: Path, record_format: str) -> Any:
-    return WRITERS[record_format](interrupted_source(), folder, num_shards=9, check_images=False)
-
-
-def size_bytes(folder: Path) -> int:
-    total = 0
-    for entry in os.scandir(folder) if folder.exists() else ():
-        try:
-            total += entry.stat().st_size
-        except FileNotFoundError:  # renamed meanwhile
-            continue
-    return total
-
-
-def kill_while_packing(folder: Path) -> None:
-    """Kills a packer at each point, counted in bytes; each goes on where the last was killed."""
-    for record_format in WRITERS:
-        target = folder / record_format
-        for point, at_bytes in enumerate(KILL_AT_BYTES):
-            child = forked(
-                functools.partial(pack_interrupted_source, target, record_format), num_cores=2
-            )
-            deadline = time.monotonic() + 20
-            while size_bytes(target) < at_bytes and time.monotonic() < deadline:
-                time.sleep(0.001)
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-            assert os.WIFSIGNALED(status), "the packer had ended before it was killed"
-            shutil.copytree(target, f"{target}_{point}")
-
-
-def pack_on_full_disks(folder: Path) -> None:
-    for record_format in WRITERS:
-        for limit_bytes in LIMITS_BYTES:
-            target = folder / f"{record_format}_{limit_bytes}"
-            pack = functools.partial(pack_with_limit, target, record_format, limit_bytes)
-            os.waitpid(forked(pack, num_cores=1), 0)
-
-
-def pack_with_limit(target: Path, record_format: str, limit_bytes: int) -> None:
-    """No file can grow beyond the limit, which fails as a full disk does."""
-    source = interrupted_source()
-    source._images[:100] = b"small"  # the first four shards are below the larger limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-    try:
-        WRITERS[record_format](source, target, num_shards=8, check_images=False)
-    except DataError as error:
-        print(f"{target.name}: {error}", flush=True)
-
-
-@pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder that all that leaves behind, and what was printed."""
-    folder = tmp_path_factory.mktemp("interrupted")
-    done = subprocess.run(
-        [sys.executable, "-c", IN_FORKS, str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder, done.stdout.splitlines()
-
-
-@both_formats
-def test_after_sigkill_the_same_call_goes_on(
-    tmp_path: Path, interrupted: tuple[Path, list[str]], record_format: str
-) -> None:
-    pack_interrupted_source(tmp_path, record_format)
-    expected = contents(tmp_path)
-    num_partial, kept = 0, []
-    for point in range(len(KILL_AT_BYTES)):
-        folder = interrupted[0] / "killed" / f"{record_format}_{point}"
-        found = contents(folder)
-        whole = {name: data for name, data in found.items() if not name.startswith(".")}
-        assert whole.items() <= expected.items()
-        num_partial += len([name for name in found if name.endswith(".partial")])
-        kept.append(len([name for name in whole if name != "data.json"]))
-        assert pack_interrupted_source(folder, record_format).num_kept == kept[-1]
-        assert contents(folder) == expected
-    assert num_partial > 0 and kept == sorted(kept) and 0 < kept[-1] < 9  # kills in the middle
-
-
-@both_formats
-def test_a_full_disk(
-    tmp_path: Path, interrupted: tuple[Path, list[str]], record_format: str
-) -> None:
-    folder, printed = interrupted
-    for limit_bytes, num_whole in zip(LIMITS_BYTES, (0, None, 4), strict=True):
-        target = folder / "full" / f"{record_format}_{limit_bytes}"
-        (line,) = [line for line in printed if line.startswith(f"{target.name}: ")]
-        assert " cannot be written: " in line and "File too large" in line
-        names = {name for name in os.listdir(target) if name != "data.json"}
-        assert (limit_bytes == 100) == ("data.json cannot be written" in line)
-        if num_whole is not None:
-            assert names == {f"data-{s:05d}-of-00008.{record_format}" for s in range(num_whole)}

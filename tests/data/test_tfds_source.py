@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 from PIL import Image
 
+from tests.processes import run_python
 from tf_largebatch.core.errors import ConfigurationError, DataError
 from tf_largebatch.data import RandomAccessSource
 from tf_largebatch.data._tfds_source import TfdsSource
@@ -255,7 +255,7 @@ assert len(tf.config.list_logical_devices("CPU")) == 2
 def test_a_source_may_be_made_before_the_strategy(builders) -> None:
     """No multi-worker strategy can be made once TensorFlow's runtime has started."""
     directories = [builder.data_dir for builder in builders.values()]
-    subprocess.run([sys.executable, "-c", BEFORE_THE_RUNTIME, *directories], check=True)
+    run_python("-c", BEFORE_THE_RUNTIME, *map(str, directories))
 
 
 def test_a_decoder_that_uses_a_tensor_from_outside(builders) -> None:

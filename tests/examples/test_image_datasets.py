@@ -4,42 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import run_python
 
 # All in one process, as importing TensorFlow takes long.
 PREPARE_AND_OPEN = "tests/examples/_prepare_and_open_script.py"
 
 
-def run(*command: str, seconds: float) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "tools", "examples")),
-        },
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("made")
-    return json.loads(run(PREPARE_AND_OPEN, str(folder), seconds=200).splitlines()[-1])
+    return json.loads(
+        run_python(
+            PREPARE_AND_OPEN, str(folder), seconds=200, import_from=("tools", "examples")
+        ).splitlines()[-1]
+    )
 
 
 @pytest.mark.parametrize("dataset", ["image_folder", "tfrecord", "array_record", "tfds"])
@@ -73,7 +56,7 @@ def test_what_is_missing_is_named(made: dict[str, Any]) -> None:
 def test_resnet50_of_a_thousand_classes_makes_some_steps(
     made: dict[str, Any], tmp_path: Path
 ) -> None:
-    run(
+    run_python(
         "examples/train.py",
         "--dataset=tfrecord",
         f"--data_dir={made['opened']['tfrecord']['place']}",

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 
+from tests.processes import run_python
 from tf_largebatch import models
-
-ROOT = Path(__file__).resolve().parents[2]
 
 OTHER_PROCESS = """
 import hashlib, sys
@@ -43,18 +38,10 @@ def test_saved_models_and_seeds_in_another_process(tmp_path):
     np.save(tmp_path / "images.npy", images)
     for name, model in built.items():
         model.save(tmp_path / f"{name}.keras")
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS, str(tmp_path), *built],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed = run_python("-c", OTHER_PROCESS, str(tmp_path), *built)
     for name, model in built.items():
         loaded = np.load(tmp_path / f"{name}.npy")
         np.testing.assert_allclose(loaded, model(images).numpy(), rtol=1e-5, atol=1e-6)
     weights = built["small"].get_weights()
     digest = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
-    assert done.stdout.split()[-1] == digest
+    assert printed.split()[-1] == digest

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import tf_largebatch
+from tests.processes import run_python
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.recipe import Recipe
 from tf_largebatch.schedules import AccumulatedSteps, ConstantWarmup, GradualWarmup, StepDecay
-
-ROOT = pathlib.Path(tf_largebatch.__path__[0]).parent
 
 
 def paper(**changes):
@@ -258,16 +251,8 @@ def test_saved_models_keep_their_schedule_in_a_fresh_process(tmp_path):
     }
     for path, schedule in schedules.items():
         save_trained_model(path, schedule)
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, *map(str, schedules)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    printed = run_python("-c", LOAD, *map(str, schedules))
+    lines = printed.splitlines()
     for line, schedule in zip(lines, schedules.values(), strict=True):
         # The file holds 8 batches of training, and the schedule is asked for batch 8 next.
         rates = [float(schedule(step)).hex() for step in (8, *range(60))]

@@ -127,7 +127,7 @@ def test_a_run_that_failed_has_rows_that_say_so() -> None:
     measured = results.Run(4, tuple({"rows": [worker_row()]} for _ in range(4)), None, None)
     (good,) = results.rows_of(measured, algorithms=["ring"], sizes_bytes=[4000])
     assert {*good, "predicted_ms"} == set(rows[0])
-    results.print_table(rows, reference="tensorflow")
+    assert results.figures_table(rows, reference="tensorflow").row_count == len(rows)
 
 
 def test_ratios_are_to_the_first_algorithm_of_the_size() -> None:

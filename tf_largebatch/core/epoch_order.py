@@ -44,7 +44,7 @@ def steps_in_epoch(num_rows: int, *, global_batch_size: int, remainder: Remainde
 
     `"drop"`: `num_rows // global_batch_size`; the `num_rows % global_batch_size` rows at the end
     of the epoch's order are left out, and as the order changes, so do they. `"wrap"`:
-    `ceil(num_rows / global_batch_size)`; see `EpochOrder`.
+    `ceil(num_rows / global_batch_size)`; see `EpochRows`.
 
     Raises:
         ConfigurationError: a count below 1, an unknown `remainder`, or no whole step in an epoch.

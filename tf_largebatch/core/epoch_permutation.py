@@ -87,12 +87,16 @@ class EpochPermutation:
         return left
 
 
-def row_seeds(rows: RowNumbers, *, seed: int, epoch: int) -> RowNumbers:
-    """A seed for each row, for `tf.random.stateless_*`: `(number of (seed, epoch), row)`.
+def epoch_seed(seed: int, epoch: int) -> int:
+    """An int64 drawn from `Philox(key=[seed, epoch])`, out of a stream that no order uses."""
+    return int(_philox(seed, epoch, stream=1).random_raw(1).view(np.int64)[0])
 
-    The first number is drawn from `Philox(key=[seed, epoch])`, out of a stream that the order
-    does not use. So what is made of a row's seed depends on `(seed, epoch, row)` alone: not on the
-    number of workers or threads, nor on what was read before.
+
+def row_seeds(rows: RowNumbers, *, seed: int, epoch: int) -> RowNumbers:
+    """A seed for each row, for `tf.random.stateless_*`: `(epoch_seed(seed, epoch), row)`.
+
+    So what is made of a row's seed depends on `(seed, epoch, row)` alone: not on the number of
+    workers or threads, nor on what was read before.
 
     Args:
         rows: int64 `[...]`.
@@ -101,8 +105,7 @@ def row_seeds(rows: RowNumbers, *, seed: int, epoch: int) -> RowNumbers:
     Returns:
         int64 `[..., 2]`; the second number is the row's own.
     """
-    drawn = _philox(seed, epoch, stream=1).random_raw(1).view(np.int64)[0]
-    return np.stack([np.broadcast_to(drawn, rows.shape), rows], axis=-1)
+    return np.stack([np.full_like(rows, epoch_seed(seed, epoch)), rows], axis=-1)
 
 
 def _philox(seed: int, epoch: int, *, stream: int) -> np.random.Philox:

@@ -39,15 +39,16 @@ class EpochRows:
     def __init__(
         self, num_rows: int, *, global_batch_size: int, seed: int, remainder: Remainder
     ) -> None:
-        self.num_rows = checked_integer(num_rows, "num_rows", minimum=1)
-        self.global_batch_size = checked_integer(global_batch_size, "global_batch_size", minimum=1)
-        self.remainder = remainder
+        # These two check all arguments.
         self.steps_per_epoch = steps_in_epoch(
-            num_rows, global_batch_size=self.global_batch_size, remainder=remainder
+            num_rows, global_batch_size=global_batch_size, remainder=remainder
         )
-        # The one last used, as making one takes up to milliseconds; this one checks the seed, too.
+        # The one last used, as making one takes up to milliseconds.
         self._latest = 0, EpochPermutation(num_rows, seed=seed, epoch=0)
+        self.num_rows = int(num_rows)
+        self.global_batch_size = int(global_batch_size)
         self.seed = int(seed)
+        self.remainder = remainder
 
     def rows(
         self,

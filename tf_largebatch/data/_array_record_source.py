@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -18,6 +16,7 @@ from absl import logging
 from tf_largebatch.core.errors import ConfigurationError, DataError
 from tf_largebatch.data._record_files import (
     FILES_ALLOWED_FOR_EACH_OPEN,
+    OpenFiles,
     expand_files,
     files_fingerprint,
     most_open_files,
@@ -38,9 +37,9 @@ class ArrayRecordSource(RecordSource):
     Each file holds the places of its records, so nothing has to be indexed; the constructor opens
     each file once, to count. Readers are shared by all threads and release the GIL while they
     read: they are thread-compatible, and reading by number changes nothing in them. Readers stay
-    open, the most recently used ones, up to a quarter of the files that the process may have open
-    (`ulimit -n`). Opening one costs about three times the reading of a row, so with more files
-    than that a warning says to which limit to raise it.
+    open, up to a quarter of the files that the process may have open (`ulimit -n`). Opening one
+    costs about three times the reading of a row, so with more files than that a warning says to
+    which limit to raise it.
 
     Rows are read one a call. A call with several hands them to the library's pool of threads,
     and takes nearly twice the CPU time: 115 against 66 microseconds for each row of 80 kB.
@@ -72,13 +71,15 @@ class ArrayRecordSource(RecordSource):
     ) -> None:
         reader_class = _reader_class()
         self._paths = expand_files(files)
-        self._readers = _OpenReaders(reader_class, self._paths)
+        self._readers = OpenFiles(_ReaderOpener(reader_class, self._paths), limit=most_open_files())
         with ThreadPoolExecutor(_OPENING_THREADS) as pool:
-            counts_and_group_sizes = list(pool.map(self._readers.describe, range(len(self._paths))))
+            counts_and_group_sizes = list(
+                pool.map(self._count_and_group_size, range(len(self._paths)))
+            )
         counts, self._group_sizes = zip(*counts_and_group_sizes, strict=True)
         self._first_rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         self._warn_of_groups()
-        self._readers.warn_if_too_many()
+        self._warn_of_closing()
         super().__init__(int(self._first_rows[-1]), parse_fn)
 
     def describe_row(self, row: int) -> str:
@@ -120,6 +121,23 @@ class ArrayRecordSource(RecordSource):
                 ) from error
         return records
 
+    def _count_and_group_size(self, file: int) -> tuple[int, int]:
+        """The number of records of a file, and the size of the groups they are stored in."""
+        reader = self._readers[file]
+        # Files from before October 2022 do not say how they were written.
+        written_with = re.search(r"\bgroup_size:(\d+)", reader.writer_options_string() or "")
+        return reader.num_records(), int(written_with[1]) if written_with else 1
+
+    def _warn_of_closing(self) -> None:
+        if len(self._paths) > self._readers.limit:
+            logging.warning(
+                "Only %d of %d ArrayRecord files stay open, and opening one again costs more than "
+                "reading a row. Let the process have %d files open (ulimit -n).",
+                self._readers.limit,
+                len(self._paths),
+                len(self._paths) * FILES_ALLOWED_FOR_EACH_OPEN,
+            )
+
     def _warn_of_groups(self) -> None:
         grouped = [file for file, size in enumerate(self._group_sizes) if size > 1]
         if grouped:
@@ -133,8 +151,8 @@ class ArrayRecordSource(RecordSource):
             )
 
 
-class _OpenReaders:
-    """The readers of files by number, opened when asked for; the least recently used are let go.
+class _ReaderOpener:
+    """Opens the readers of files by number, each time with as many records as at first.
 
     A reader closes its file when nothing refers to it any more, thus never under a thread that
     still reads.
@@ -143,43 +161,9 @@ class _OpenReaders:
     def __init__(self, reader_class: Any, paths: Sequence[str]) -> None:
         self._reader_class = reader_class
         self._paths = paths
-        self._limit = most_open_files()
-        self._lock = threading.Lock()
-        self._readers: OrderedDict[int, Any] = OrderedDict()
         self._counts: dict[int, int] = {}
 
-    def warn_if_too_many(self) -> None:
-        if len(self._paths) > self._limit:
-            logging.warning(
-                "Only %d of %d ArrayRecord files stay open, and opening one again costs more than "
-                "reading a row. Let the process have %d files open (ulimit -n).",
-                self._limit,
-                len(self._paths),
-                len(self._paths) * FILES_ALLOWED_FOR_EACH_OPEN,
-            )
-
-    def describe(self, file: int) -> tuple[int, int]:
-        """The number of records of a file, and the size of the groups they are stored in."""
-        reader = self[file]
-        # Files from before October 2022 do not say how they were written.
-        written_with = re.search(r"\bgroup_size:(\d+)", reader.writer_options_string() or "")
-        return reader.num_records(), int(written_with[1]) if written_with else 1
-
-    def __getitem__(self, file: int) -> Any:
-        with self._lock:
-            reader = self._readers.get(file)
-            if reader is not None:
-                self._readers.move_to_end(file)
-                return reader
-        reader = self._open(file)  # may take long, so without the lock
-        with self._lock:
-            self._readers[file] = reader
-            self._readers.move_to_end(file)
-            while len(self._readers) > self._limit:
-                self._readers.popitem(last=False)
-        return reader
-
-    def _open(self, file: int) -> Any:
+    def __call__(self, file: int) -> Any:
         path = self._paths[file]
         try:
             reader = self._reader_class(

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_largebatch.core.epoch_order import RowNumbers, checked_integer
-from tf_largebatch.core.epoch_permutation import row_seeds
+from tf_largebatch.core.epoch_permutation import epoch_seed
 from tf_largebatch.core.evaluation_layout import evaluation_edges, place_in_step
 from tf_largebatch.data._pipeline import (
     MapFn,
@@ -88,11 +88,11 @@ def _slots_dataset(
     source: RandomAccessSource, edges: RowNumbers, row_fn: MapFn | None, map_fn: MapFn | None
 ) -> tf.data.Dataset:
     """One batch for each slot `[slot, (first, end)]`."""
-    seed_of_epoch = row_seeds(np.zeros([], np.int64), seed=0, epoch=0)[0]
+    first_half = np.int64(epoch_seed(seed=0, epoch=0))  # of each row's seed
 
     def slot_numbers(edge: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         rows = tf.range(edge[0], edge[1])
-        return rows, tf.stack([tf.fill(tf.shape(rows), seed_of_epoch), rows], axis=-1)
+        return rows, tf.stack([tf.fill(tf.shape(rows), first_half), rows], axis=-1)
 
     def batch_rows(rows: tf.data.Dataset) -> tf.data.Dataset:
         # Slots differ in size, and rebatch goes through the sizes again and again.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_largebatch.data._image_decoding import reason_of
 from tf_largebatch.data._image_pipeline import ResizeAndCenterCrop
+from tf_largebatch.data._pipeline import as_arguments
 from tf_largebatch.data._sources import RandomAccessSource
 
 _ROWS_BETWEEN_REPORTS = 512
@@ -76,4 +77,4 @@ def find_unreadable_rows(
 def _apply(source: RandomAccessSource, row_fn: Callable[..., Any], row: tf.Tensor) -> Any:
     elements = tf.nest.map_structure(lambda leaf: leaf[0], source.gather(row[None]))
     seed = tf.stack([tf.zeros([], tf.int64), row])
-    return row_fn(seed, *elements) if type(elements) is tuple else row_fn(seed, elements)
+    return row_fn(seed, *as_arguments(elements))

@@ -52,30 +52,32 @@ def read_batches(
     def read(tags: tf.Tensor, seeds: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, Any]:
         return tags, seeds, source.gather(seeds[:, 1])
 
+    def map_row(tag: tf.Tensor, seed: tf.Tensor, row: Any) -> tuple[tf.Tensor, Any]:
+        return tag, row_fn(seed, *as_arguments(row))
+
+    def map_batch(tags: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
+        return tags, batch if map_fn is None else map_fn(*as_arguments(batch))
+
     if row_fn is None:
-        batches = parallel_map(
-            numbers, lambda *element: (element[0], apply_map(map_fn, read(*element)[2]))
+        # Read and mapped by one call.
+        batches = _parallel_map(
+            numbers, lambda tags, seeds: map_batch(tags, source.gather(seeds[:, 1]))
         )
     else:
-        rows = parallel_map(numbers.rebatch(_ROWS_READ_AT_ONCE), read).unbatch()
-        rows = parallel_map(rows, lambda tag, seed, row: (tag, row_fn(seed, *(_as_arguments(row)))))
-        batches = batch_rows(rows)
+        rows = _parallel_map(numbers.rebatch(_ROWS_READ_AT_ONCE), read).unbatch()
+        batches = batch_rows(_parallel_map(rows, map_row))
         if map_fn is not None:
-            batches = parallel_map(batches, lambda tags, batch: (tags, apply_map(map_fn, batch)))
+            batches = _parallel_map(batches, map_batch)
     return batches.prefetch(tf.data.AUTOTUNE)
 
 
-def parallel_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
+def _parallel_map(dataset: tf.data.Dataset, function: Callable[..., Any]) -> tf.data.Dataset:
     """`Dataset.map` on as many threads as pay, order kept."""
     return dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def apply_map(map_fn: MapFn | None, batch: Any) -> Any:
-    """`map_fn(*batch)` for a tuple, `map_fn(batch)` for all else: the rule of `Dataset.map`."""
-    return batch if map_fn is None else map_fn(*_as_arguments(batch))
-
-
-def _as_arguments(element: Any) -> tuple[Any, ...]:
+def as_arguments(element: Any) -> tuple[Any, ...]:
+    """A tuple is spread, all else is one argument: the rule of `Dataset.map`."""
     return element if type(element) is tuple else (element,)
 
 

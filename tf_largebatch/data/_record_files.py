@@ -9,9 +9,9 @@ import resource
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import tensorflow as tf
 
@@ -24,6 +24,8 @@ INDEX_SUFFIX = ".tlb_index"
 FILE_ERRORS = (OSError, tf.errors.OpError)
 
 FILES_ALLOWED_FOR_EACH_OPEN = 4
+
+Opened = TypeVar("Opened")
 
 _LOCAL_PREFIX = "file://"
 _LOOKUP_THREADS = 16
@@ -124,6 +126,35 @@ def most_open_files() -> int:
     if allowed == resource.RLIM_INFINITY:
         return sys.maxsize
     return max(1, allowed // FILES_ALLOWED_FOR_EACH_OPEN)
+
+
+class OpenFiles(Generic[Opened]):
+    """Files by number that stay open, as many as are allowed, the first opened making room.
+
+    Rows come in random order, so which one goes makes no difference. One that is given up while
+    another thread still reads from it is to close itself after that, once nothing refers to it.
+
+    Args:
+        open_file: opens the file of a number.
+        limit: how many stay open, at least 1.
+    """
+
+    def __init__(self, open_file: Callable[[int], Opened], *, limit: int) -> None:
+        self.limit = limit
+        self._open_file = open_file
+        self._files: dict[int, Opened] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, number: int) -> Opened:
+        """The file; raises what `open_file` does."""
+        file = self._files.get(number)
+        if file is not None:
+            return file
+        file = self._open_file(number)  # may take long, so without the lock
+        with self._lock:
+            while len(self._files) >= self.limit:
+                del self._files[next(iter(self._files))]
+            return self._files.setdefault(number, file)
 
 
 class FileState(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from tf_largebatch.core.errors import DataError
 from tf_largebatch.data._record_files import (
     FILE_ERRORS,
     LocalFile,
+    OpenFiles,
     RemoteFile,
     expand_files,
     files_fingerprint,
@@ -73,7 +73,10 @@ class TFRecordSource(RecordSource):
         # [file]: its first row, and where it begins among all.
         self._first_rows = _starts([len(index.lengths) for index in indexes])
         self._first_bytes = _starts(self._file_bytes)
-        self._open_files = _OpenFiles(self._paths, self._file_bytes)
+        all_local = all(map(is_local, self._paths))
+        self._open_files = OpenFiles(
+            self._open, limit=most_open_files() if all_local else _OPEN_REMOTE_FILES
+        )
         super().__init__(len(self._offsets) - 1, parse_fn)
 
     def read_records(self, rows: npt.NDArray[np.int64]) -> list[bytes]:
@@ -108,11 +111,21 @@ class TFRecordSource(RecordSource):
         """A hash of the names and sizes of the files."""
         return files_fingerprint(self._paths, self._file_bytes)
 
+    def _open(self, number: int) -> LocalFile | RemoteFile:
+        file = open_file(self._paths[number])
+        if file.file_bytes != self._file_bytes[number]:
+            raise DataError(
+                f"{self._paths[number]!r} has {file.file_bytes} bytes, but had "
+                f"{self._file_bytes[number]} when it was indexed; start again, and it is indexed "
+                "anew."
+            )
+        return file
+
     def _open_to_read(
         self, file: int, offset: int, length: int, record: int
     ) -> LocalFile | RemoteFile:
         try:
-            opened = self._open_files.get(file)
+            opened = self._open_files[file]
             opened.will_read(offset, FRAME_BYTES + length)
         except FILE_ERRORS as error:
             raise self._unreadable(file, offset, record, error) from error
@@ -154,35 +167,3 @@ def _joined_offsets(indexes: list[RecordIndex]) -> npt.NDArray[np.int64]:
 
 def _starts(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.cumsum([0, *sizes[:-1]], dtype=np.int64)
-
-
-class _OpenFiles:
-    """Files that stay open, as many as are allowed, the oldest making room.
-
-    Rows come in random order, so which one goes makes no difference. One that is given up while
-    another thread still reads from it is closed after that.
-    """
-
-    def __init__(self, paths: Sequence[str], file_bytes: Sequence[int]) -> None:
-        self._paths = paths
-        self._file_bytes = file_bytes
-        self._limit = most_open_files() if all(map(is_local, paths)) else _OPEN_REMOTE_FILES
-        self._files: dict[int, LocalFile | RemoteFile] = {}
-        self._lock = threading.Lock()
-
-    def get(self, number: int) -> LocalFile | RemoteFile:
-        """Raises `DataError` where the file has another size than it had, or a `FILE_ERRORS`."""
-        file = self._files.get(number)
-        if file is not None:
-            return file
-        file = open_file(self._paths[number])
-        if file.file_bytes != self._file_bytes[number]:
-            raise DataError(
-                f"{self._paths[number]!r} has {file.file_bytes} bytes, but had "
-                f"{self._file_bytes[number]} when it was indexed; start again, and it is indexed "
-                "anew."
-            )
-        with self._lock:
-            while len(self._files) >= self._limit:
-                del self._files[next(iter(self._files))]
-            return self._files.setdefault(number, file)

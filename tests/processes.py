@@ -1,0 +1,47 @@
+"""Python in a process of its own, for what must run before TensorFlow or in a fresh one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_python(
+    *arguments: str,
+    seconds: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    import_from: Sequence[str] = (),
+) -> str:
+    """Standard output of `python ARGUMENTS`, run from the root of the repository.
+
+    Without GPUs, and as no worker of a cluster.
+
+    Args:
+        seconds: after which it is killed, and the test fails.
+        environment: more variables.
+        import_from: folders of the repository whose modules it imports by their bare names.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("", *import_from))
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={
+            **inherited,
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "PYTHONPATH": paths,
+            **(environment or {}),
+        },
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
