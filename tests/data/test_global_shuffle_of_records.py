@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.processes import run_python
 from tf_largebatch.data import GlobalShuffleSharder, TFRecordSource
 
 ROOT = Path(__file__).parents[2]
@@ -59,17 +59,12 @@ def test_first_batches_hold_all_classes_alike_where_a_shuffle_buffer_fails(
     assert largest_deviation(counts) > 20
 
 
-def test_memory_does_not_grow_while_rows_are_read(files: list[str]) -> None:
-    source = TFRecordSource(files)
-    dataset = GlobalShuffleSharder(source, global_batch_size=BATCH, seed=4).train_dataset()
-    batches = iter(dataset)
-    next(batches)
-    tracemalloc.start()
-    seen = sum(len(next(batches)) for _ in range(60))
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert seen == 30_000
-    assert peak_bytes < 1e6  # a buffer of them would hold some 50 bytes each
+def test_memory_is_eight_bytes_a_row_and_does_not_grow(files: list[str]) -> None:
+    script = "tests/data/_record_memory_script.py"
+    bytes_of = json.loads(run_python(script, json.dumps(files)))
+    assert 8 * ROWS <= bytes_of["held"] < 9 * ROWS
+    assert bytes_of["rows"] == 30_000
+    assert bytes_of["peak"] < 1e6  # a buffer of them would hold some 50 bytes each
 
 
 def steps_read(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import tracemalloc
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -230,18 +229,6 @@ def test_few_files_stay_open_and_none_after_the_source(
     del source, pool
     gc.collect()
     assert open_in(tmp_path) == 0
-
-
-def test_a_row_takes_eight_bytes(tmp_path: Path) -> None:
-    path = written(tmp_path / "a", [b"1234"] * 50_000)
-    TFRecordSource(path)  # builds the index, imports what it needs
-    tracemalloc.start()
-    source = TFRecordSource(path)
-    gc.collect()
-    held, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(source) == 50_000
-    assert held < 8 * 50_000 + 50_000
 
 
 def test_sorted_classes_come_back_mixed(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""What each worker process of `harness.run_workers` runs: `_worker_main.py FILE RESULT [NAMES...]`.
+"""All workers of one `harness.run_workers`: `_worker_main.py FILE LAUNCH.json`.
 
-Standard library only until the worker file is imported: the file decides what runs first.
+Imports the worker file, TensorFlow with it, once; then each rank is a fork, with an environment
+and logs of its own. A fork is safe as long as TensorFlow has not run an op, since it has no threads
+by then; so a worker file runs none when it is imported.
 """
 
 from __future__ import annotations
@@ -8,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib.util
+import json
 import os
 import pickle
+import random
 import signal
 import sys
 import traceback
@@ -70,20 +75,54 @@ def save(results: dict[str, Any], path: Path) -> None:
     temporary.replace(path)
 
 
-def main() -> None:
+def fork(module: ModuleType, worker: dict[str, Any]) -> int:
+    """Starts one rank; returns its process number."""
+    parent = os.getpid()
+    gc.freeze()  # else a fork copies its parent's memory at its end, to look for garbage
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    os.environ["TEST_HARNESS_PID"] = str(parent)
     die_with_parent()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    path, result_path, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    module = load(path)
-    names = names or [name for name in vars(module) if name.startswith("case_")]
+    os.environ.update(worker["env"])
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(worker[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
+    random.seed(worker["rank"])  # a fork starts with its parent's state
+    run_worker(module, worker)
+    sys.exit()
+
+
+def run_worker(module: ModuleType, worker: dict[str, Any]) -> None:
+    """What one rank runs: `setup`, then the cases."""
     setup = getattr(module, "setup", None)
     arguments = (setup(),) if setup else ()
     results: dict[str, Any] = {}
+    names = worker["cases"] or [name for name in vars(module) if name.startswith("case_")]
     for name in names:
         print(f"[harness] {name}", flush=True)
         results[name] = run_case(getattr(module, name), arguments)
-        save(results, result_path)
+        save(results, Path(worker["result"]))
     print("[harness] done", flush=True)
+
+
+def report(**fact: int) -> None:
+    """To the test process, a line each: who has begun, and how who has ended."""
+    print(json.dumps(fact), flush=True)
+
+
+def main() -> None:
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    module = load(Path(sys.argv[1]))
+    workers = json.loads(Path(sys.argv[2]).read_text())
+    ranks = {fork(module, worker): worker["rank"] for worker in workers}
+    for pid, rank in ranks.items():
+        report(rank=rank, pid=pid)
+    while ranks:
+        pid, status = os.wait()
+        if pid in ranks:
+            report(rank=ranks.pop(pid), code=os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Starts real worker processes with TF_CONFIG, runs cases in each, hands back what they return.
 
 A worker file (tests/multiprocess/workers/*.py) holds case functions and, if it wants, `setup`; each
-process imports the file once, calls `setup` once and the cases in the order of the file:
+process calls `setup` once and the cases in the order of the file:
 
     # workers/sums.py
     import numpy as np
@@ -13,7 +13,8 @@ process imports the file once, calls `setup` once and the cases in the order of 
     def case_sum(strategy):
         return strategy.run(...).numpy()       # numbers, text, NumPy arrays, nested in containers
 
-Importing TensorFlow is dear, so the pytest side launches once a module and has one test a case:
+Importing TensorFlow is dear, so the processes of a launch are forks of one that has imported the
+file (see `_worker_main.py`), and the pytest side launches once a module and has one test a case:
 
     @pytest.fixture(scope="module")
     def workers():
@@ -128,17 +129,18 @@ def run_workers(
         path = WORKERS_FOLDER / target  # an absolute target replaces the folder
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_workers)]
     with tempfile.TemporaryDirectory(prefix="workers_") as folder, _Launch(Path(folder)) as launch:
+        variables = {}
         for rank in range(num_workers) if ranks is None else ranks:
             extra = env if env is None or isinstance(env, Mapping) else env[rank]
-            variables = _environment(addresses, rank, replicas_per_worker, extra or {})
-            launch.start(rank, path, names, variables)
+            variables[rank] = _environment(addresses, rank, replicas_per_worker, extra or {})
+        launch.start(path, names, variables)
         complaint = launch.wait(timeout_seconds, None if expect_failure else grace_seconds)
-        codes = launch.stop()
-        if complaint is None and expect_failure and not any(codes.values()):
+        launch.stop()
+        if complaint is None and expect_failure and not any(launch.codes.values()):
             complaint = "no worker failed, though a failure was expected"
         if complaint is not None:
             raise WorkersFailed(f"{path.name}: {complaint}\n{launch.logs()}")
-        return [launch.result(rank, addresses[rank]) for rank in codes]
+        return [launch.result(rank, addresses[rank]) for rank in variables]
 
 
 class _Launch:
@@ -146,7 +148,8 @@ class _Launch:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._ranks: list[int] = []
+        self.codes: dict[int, int] = {}
 
     def __enter__(self) -> _Launch:
         return self
@@ -154,12 +157,32 @@ class _Launch:
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
-    def start(self, rank: int, path: Path, names: Sequence[str], env: Mapping[str, str]) -> None:
-        command = [sys.executable, str(_MAIN), str(path), str(self._file(rank, "result")), *names]
-        with self._file(rank, "out").open("wb") as out, self._file(rank, "err").open("wb") as err:
-            self._processes[rank] = subprocess.Popen(
-                command,
-                env={**env, _MARK: str(self._folder)},
+    def start(
+        self, path: Path, cases: Sequence[str], variables: Mapping[int, Mapping[str, str]]
+    ) -> None:
+        """Starts the process whose forks are the workers.
+
+        Args:
+            path: the worker file.
+            cases: as in `run_workers`.
+            variables: of the environment, of each rank.
+        """
+        self._ranks = list(variables)
+        workers = [
+            {
+                "rank": rank,
+                "cases": list(cases),
+                "env": dict(env),
+                **{kind: str(self._file(rank, kind)) for kind in ("out", "err", "result")},
+            }
+            for rank, env in variables.items()
+        ]
+        launch = self._folder / "launch.json"
+        launch.write_text(json.dumps(workers))
+        with self._reports.open("wb") as out, self._errors.open("wb") as err:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_MAIN), str(path), str(launch)],
+                env={**_before_the_fork(), _MARK: str(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -171,27 +194,44 @@ class _Launch:
         deadline = time.monotonic() + timeout_seconds
         first_bad: str | None = None
         while True:
-            codes = {rank: process.poll() for rank, process in self._processes.items()}
-            bad = [f"rank {rank} ended with {code}" for rank, code in codes.items() if code]
+            ended = self._process.poll()
+            pids = self._read_reports()
+            bad = [f"rank {rank} ended with {code}" for rank, code in self.codes.items() if code]
             if bad and grace_seconds is not None and first_bad is None:
                 first_bad = bad[0]
                 deadline = min(deadline, time.monotonic() + grace_seconds)
-            running = [rank for rank, code in codes.items() if code is None]
+            running = [rank for rank in self._ranks if rank not in self.codes]
             if not running:
                 return first_bad
+            if ended is not None:
+                return f"the worker file did not import, or its process ended with {ended}"
             if time.monotonic() >= deadline:
-                self._dump_stacks(running)
+                self._dump_stacks({rank: pids[rank] for rank in running if rank in pids})
                 return first_bad or f"ranks {running} did not end within {timeout_seconds:g} s"
             time.sleep(_POLL_SECONDS)
 
-    def stop(self) -> dict[int, int]:
-        """Kills what still runs, with all it has started; returns the codes by rank."""
+    def _read_reports(self) -> dict[int, int]:
+        """Returns the process of each rank that has begun; keeps the codes of those that ended."""
+        pids = {}
+        for line in self._reports.read_text().splitlines(keepends=True):
+            if line.startswith("{") and line.endswith("\n"):
+                fact = json.loads(line)
+                pids[fact["rank"]] = fact.get("pid", pids.get(fact["rank"]))
+                if "code" in fact:
+                    self.codes.setdefault(fact["rank"], fact["code"])
+        return pids
+
+    def stop(self) -> None:
+        """Kills what still runs, with all it has started."""
         while processes := self._alive():
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             time.sleep(_POLL_SECONDS)
-        return {rank: process.wait() for rank, process in self._processes.items()}
+        self._process.wait()
+        self._read_reports()
+        for rank in self._ranks:
+            self.codes.setdefault(rank, -signal.SIGKILL)
 
     def _alive(self) -> list[psutil.Process]:
         """All that inherited this launch's mark, whoever their parents and sessions are by now."""
@@ -207,39 +247,49 @@ class _Launch:
         return WorkerResult(
             rank=rank,
             address=address,
-            returncode=self._processes[rank].wait(),
-            stdout=self._file(rank, "out").read_text(errors="replace"),
-            stderr=self._file(rank, "err").read_text(errors="replace"),
+            returncode=self.codes[rank],
+            stdout=_text_of(self._file(rank, "out")),
+            stderr=_text_of(self._file(rank, "err")),
             result=pickle.loads(path.read_bytes()) if path.exists() else {},
         )
 
     def logs(self, lines: int = 40) -> str:
         """The end of each worker's two streams."""
-        parts = []
-        for rank, process in self._processes.items():
-            parts.append(f"----- rank {rank}, return code {process.returncode}")
+        parts = [_text_of(self._errors)]
+        for rank in self._ranks:
+            parts.append(f"----- rank {rank}, return code {self.codes[rank]}")
             for kind in ("out", "err"):
-                text = self._file(rank, kind).read_text(errors="replace")
+                text = _text_of(self._file(rank, kind))
                 parts += [f"std{kind} | {line}" for line in text.splitlines()[-lines:]]
         return "\n".join(parts)
 
-    def _dump_stacks(self, ranks: Sequence[int]) -> None:
+    def _dump_stacks(self, pids: Mapping[int, int]) -> None:
         """Lets each worker write where its threads are (faulthandler) before it is killed."""
-        for rank in ranks:
-            if self._file(rank, "out").stat().st_size:  # else the handler may not stand yet
-                self._processes[rank].send_signal(signal.SIGUSR1)
+        for pid in pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR1)
         time.sleep(0.2)
+
+    @property
+    def _reports(self) -> Path:
+        return self._folder / "reports"
+
+    @property
+    def _errors(self) -> Path:
+        return self._folder / "errors"
 
     def _file(self, rank: int, kind: str) -> Path:
         return self._folder / f"{rank:02d}.{kind}"
 
 
-def _environment(
-    addresses: Sequence[str], rank: int, replicas_per_worker: int, extra: Mapping[str, str]
-) -> dict[str, str]:
-    cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+def _text_of(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _before_the_fork() -> dict[str, str]:
+    """The environment that TensorFlow is imported in."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    environment = {
+    return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -248,8 +298,15 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": path,
         "TEST_HARNESS_PID": str(os.getpid()),
-        "TF_CONFIG": json.dumps(cluster),
     }
+
+
+def _environment(
+    addresses: Sequence[str], rank: int, replicas_per_worker: int, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """What one rank has beside it."""
+    cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+    environment = {"TF_CONFIG": json.dumps(cluster)}
     if replicas_per_worker > 1:
         environment["TF_LARGEBATCH_CPU_REPLICAS"] = str(replicas_per_worker)
     return {**environment, **extra}
