@@ -38,7 +38,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# What starts processes of its own has the machine to itself; the rest shares it, file by file.
+# What starts worker processes or measures time has the machine to itself; the rest shares it.
 RUN_TESTS = $(1)/python -m pytest -q -m multiprocess && \
 	$(1)/python -m pytest -q -m "not multiprocess" --numprocesses=2 --dist=loadfile
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 import tf_largebatch as tlb
 
@@ -34,7 +35,7 @@ class EpochLog(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         seconds = self._seconds or time.perf_counter() - self._started_at
         images = self._recipe.steps_per_epoch * self._recipe.global_batch_size
-        updates = int(self.model.optimizer.iterations.numpy())
+        updates = int(tf.convert_to_tensor(self.model.optimizer.iterations))
         if logs is not None:
             logs["learning_rate"] = self._recipe.learning_rate_at(updates - 1)
             logs["images_per_second"] = images / seconds
@@ -45,9 +46,9 @@ def epoch_callbacks(
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of one worker; only the chief's write.
 
-    None of those that write takes part in a collective, so the other workers need not wait.
+    BatchNormSync takes part in a collective, so all have it; none of those that write does.
     """
-    callbacks: list[keras.callbacks.Callback] = [EpochLog(recipe)]
+    callbacks: list[keras.callbacks.Callback] = [tlb.callbacks.BatchNormSync(), EpochLog(recipe)]
     if is_chief:
         callbacks += [
             keras.callbacks.CSVLogger(str(run_dir / "history.csv")),

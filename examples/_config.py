@@ -11,9 +11,10 @@ from absl import flags
 
 import tf_largebatch as tlb
 
-DATASETS = ("mnist5k", "image_folder", "tfrecord", "array_record", "tfds")
+DATASETS = ("mnist5k", "photo_patches", "image_folder", "tfrecord", "array_record", "tfds")
 MODELS = ("resnet_small", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 WARMUPS = ("gradual", "constant", "none")
+OPTIMIZERS = ("sgd", "lars")
 ALL_REDUCES = ("auto", "ring", "halving_doubling", "tensorflow")
 
 
@@ -30,9 +31,9 @@ class TrainConfig:
     dataset: str = _option("mnist5k", "Data to train on.", choices=DATASETS)
     data_dir: str = _option(
         "",
-        "Folder of the images, for all data sets but mnist5k: with train/CLASS/ and val/CLASS/; "
-        "with train-*.tfrecord and val-*.tfrecord (or .array_record) of tools/pack_images.py; or "
-        "of a prepared builder of TensorFlow Datasets.",
+        "Folder of the images, for all data sets but mnist5k and photo_patches: with train/CLASS/ "
+        "and val/CLASS/; with train-*.tfrecord and val-*.tfrecord (or .array_record) of "
+        "tools/pack_images.py; or of a prepared builder of TensorFlow Datasets.",
     )
     image_size: int = _option(224, "Height and width of what is cut out of images in data_dir.")
     num_classes: int | None = _option(None, "Of data_dir, where its files do not tell.")
@@ -40,6 +41,10 @@ class TrainConfig:
     depth: int = _option(8, "Depth of resnet_small: 6 d + 2.")
     epochs: int = _option(8, "Passes over the training data.")
     per_replica_batch_size: int = _option(32, "Examples that one replica takes at once.")
+    accumulation_steps: int = _option(1, "Batches whose gradients make one update.")
+    optimizer: str = _option(
+        "sgd", "Nesterov momentum SGD, or LARS (its rates are of another size).", choices=OPTIMIZERS
+    )
     base_learning_rate: float = _option(0.2, "Rate known to work at base_batch_size.")
     base_batch_size: int = _option(32, "Global batch size of base_learning_rate.")
     warmup: str = _option("gradual", "How the rate gets to its peak.", choices=WARMUPS)
@@ -47,7 +52,7 @@ class TrainConfig:
     decay_epochs: tuple[float, ...] | None = _option(
         None, "Epochs at which the rate falls to a tenth; default: 1/3, 2/3 and 8/9 of all."
     )
-    momentum: float = _option(0.9, "Momentum of SGD (Nesterov's).")
+    momentum: float = _option(0.9, "Momentum (of SGD, Nesterov's).")
     weight_decay: float = _option(1e-4, "L2 in the gradient of convolutions and classifier.")
     label_smoothing: float = _option(0.0, "Share of each label spread over all classes.")
     all_reduce: str = _option("auto", "How gradients are summed.", choices=ALL_REDUCES)

@@ -20,7 +20,7 @@ _BUILDERS = {
 
 
 def build_model(config: TrainConfig, recipe: tlb.Recipe, dataset: Dataset) -> keras.Model:
-    """Returns the network, compiled with SGD on the recipe's learning rates.
+    """Returns the network, compiled with an optimizer on the recipe's learning rates.
 
     Weight decay is the optimizer's, so the models get none.
     """
@@ -31,18 +31,26 @@ def build_model(config: TrainConfig, recipe: tlb.Recipe, dataset: Dataset) -> ke
     if dataset.pixel_mean is not None:
         model = _normalising(model, dataset)
     model.compile(
-        optimizer=tlb.optimizers.MomentumSGD(
-            recipe.learning_rate_schedule(),
-            momentum=config.momentum,
-            nesterov=config.momentum > 0,
-            weight_decay=config.weight_decay,
-        ),
+        optimizer=_optimizer(config, recipe),
         loss=tlb.losses.SparseCategoricalCrossentropy(
             from_logits=True, label_smoothing=config.label_smoothing
         ),
         metrics=["accuracy"],
     )
     return model
+
+
+def _optimizer(config: TrainConfig, recipe: tlb.Recipe) -> keras.optimizers.Optimizer:
+    accumulated = recipe.accumulation_steps
+    options = {
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "gradient_accumulation_steps": accumulated if accumulated > 1 else None,
+    }
+    schedule = recipe.learning_rate_schedule()
+    if config.optimizer == "lars":
+        return tlb.optimizers.LARS(schedule, **options)
+    return tlb.optimizers.MomentumSGD(schedule, nesterov=config.momentum > 0, **options)
 
 
 def _normalising(model: keras.Model, dataset: Dataset) -> keras.Model:

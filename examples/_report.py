@@ -70,7 +70,7 @@ def write_summary(
         "num_workers": num_workers,
         "num_replicas": recipe.num_replicas,
         "epochs": recipe.epochs,
-        "steps": int(model.optimizer.iterations.numpy()),
+        "steps": int(tf.convert_to_tensor(model.optimizer.iterations)),
         "weights_sha256": weights_sha256(model),
         "versions": {
             "tf_largebatch": tlb.__version__,

@@ -44,6 +44,7 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
         warmup=config.warmup,
         warmup_epochs=config.warmup_epochs,
         decay_epochs=config.decay_epochs,
+        accumulation_steps=config.accumulation_steps,
     )
     if topology.is_chief:
         print(recipe.describe(), flush=True)
@@ -53,7 +54,8 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
         model = build_model(config, recipe, dataset)
     sharder = tlb.data.GlobalShuffleSharder(
         dataset.train,
-        global_batch_size=recipe.global_batch_size,
+        global_batch_size=recipe.global_batch_size // recipe.accumulation_steps,
+        accumulation_steps=recipe.accumulation_steps,
         seed=config.seed,
         row_fn=dataset.train_row_fn,
         map_fn=dataset.map_fn,

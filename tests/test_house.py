@@ -18,7 +18,15 @@ import tf_largebatch as tlb
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[1]
-SUBPACKAGES = ("callbacks", "data", "losses", "models", "optimizers", "schedules")
+SUBPACKAGES = (
+    "callbacks",
+    "data",
+    "losses",
+    "models",
+    "normalization",
+    "optimizers",
+    "schedules",
+)
 THE_ONE_DOOR = "tf_largebatch/distribute/_tf_internals.py"
 
 

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from wrapt import when_imported
 
 if TYPE_CHECKING:
-    from tf_largebatch import callbacks, data, losses, models, optimizers, schedules
+    from tf_largebatch import (
+        callbacks,
+        data,
+        losses,
+        models,
+        normalization,
+        optimizers,
+        schedules,
+    )
     from tf_largebatch.core.errors import (
         ConfigurationError,
         DataError,
@@ -51,12 +59,21 @@ __all__ = [
     "linear_scaling_rule",
     "losses",
     "models",
+    "normalization",
     "optimizers",
     "schedules",
     "sqrt_scaling_rule",
 ]
 
-_SUBPACKAGES = ("callbacks", "data", "losses", "models", "optimizers", "schedules")
+_SUBPACKAGES = (
+    "callbacks",
+    "data",
+    "losses",
+    "models",
+    "normalization",
+    "optimizers",
+    "schedules",
+)
 _HOMES = {
     **dict.fromkeys(
         (
@@ -103,5 +120,5 @@ def _register_saved_classes(_: ModuleType) -> None:
     `keras.models.load_model` finds only classes whose module has been imported, and imports none
     by itself.
     """
-    for name in ("losses", "optimizers", "schedules"):
+    for name in ("losses", "normalization", "optimizers", "schedules"):
         importlib.import_module(f"{__name__}.{name}")

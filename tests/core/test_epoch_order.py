@@ -18,9 +18,30 @@ def test_steps_in_epoch(num_rows: int, batch: int, drop: int, wrap: int) -> None
     assert steps_in_epoch(num_rows, global_batch_size=batch, remainder="wrap") == wrap
 
 
+@pytest.mark.parametrize(("remainder", "updates"), [("drop", 156), ("wrap", 157)])
+def test_steps_of_whole_updates(remainder: str, updates: int) -> None:
+    """Of 8192 rows each, whatever they are cut into."""
+    for accumulated in (1, 2, 32):
+        steps = steps_in_epoch(
+            IMAGENET_ROWS,
+            global_batch_size=8192 // accumulated,
+            accumulation_steps=accumulated,
+            remainder=remainder,  # type: ignore[arg-type]
+        )
+        assert steps == updates * accumulated
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: steps_in_epoch(10, global_batch_size=3, accumulation_steps=4),
+            "4 batches of 3 rows are more than the 10 rows.* accumulate at most 3",
+        ),
+        (
+            lambda: steps_in_epoch(10, global_batch_size=3, accumulation_steps=0),
+            "accumulation_steps must be at least 1",
+        ),
         (lambda: steps_in_epoch(10, global_batch_size=11), "use at most 10, or remainder='wrap'"),
         (
             lambda: steps_in_epoch(10, global_batch_size=2, remainder="keep"),  # type: ignore[arg-type]

@@ -81,6 +81,22 @@ def test_steps_by_themselves() -> None:
     assert np.array_equal(all_steps(rows, 5, shard_index=1, shard_count=3), whole)
 
 
+@pytest.mark.parametrize("remainder", ["drop", "wrap"])
+def test_an_update_has_the_same_rows_however_it_is_accumulated(remainder: str) -> None:
+    def updates_of(accumulated: int) -> np.ndarray:
+        rows = EpochRows(
+            100,
+            global_batch_size=12 // accumulated,
+            accumulation_steps=accumulated,
+            seed=1,
+            remainder=remainder,  # type: ignore[arg-type]
+        )
+        return all_steps(rows, 2).reshape(-1, 12)
+
+    for accumulated in (2, 3, 12):
+        assert np.array_equal(updates_of(accumulated), updates_of(1))
+
+
 def test_the_rows_dropped_change_each_epoch() -> None:
     rows = EpochRows(10, global_batch_size=4, seed=3, remainder="drop")
     dropped = {tuple(set(range(10)) - set(all_steps(rows, e).ravel().tolist())) for e in range(10)}

@@ -161,16 +161,45 @@ def test_serialises():
     assert float(again(LABELS, LOGITS)) == float(loss(LABELS, LOGITS))
 
 
-def test_the_metric_beside_it_is_not_smoothed():
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Activation("linear")])
-    model.compile(
-        loss=SparseCategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
-        metrics=[keras.metrics.SparseCategoricalCrossentropy(from_logits=True)],
-    )
-    logs = model.evaluate(LOGITS, LABELS, return_dict=True, verbose=0)
-    assert logs["loss"] == pytest.approx(oracle(LABELS, LOGITS, 0.1).mean(), rel=1e-5)
-    plain = oracle(LABELS, LOGITS, 0.0).mean()
-    assert logs["sparse_categorical_crossentropy"] == pytest.approx(plain, rel=1e-5)
+class OwnSteps(keras.Model):
+    """Steps that do the same by hand."""
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(), initializer="ones")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"own_loss": loss}
+
+    def test_step(self, data):
+        x, y = data
+        return {"own_loss": self.compute_loss(x=x, y=y, y_pred=self(x, training=False))}
+
+
+@pytest.mark.parametrize("how", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}])
+@pytest.mark.parametrize("own_steps", [False, True])
+def test_training_is_smoothed_and_validation_is_not(how, own_steps):
+    name = "own_loss" if own_steps else "loss"
+    linear = keras.layers.Activation("linear")
+    model = OwnSteps() if own_steps else keras.Sequential([keras.Input((5,)), linear])
+    loss = SparseCategoricalCrossentropy(from_logits=True, label_smoothing=0.1)
+    model.compile(keras.optimizers.SGD(0.0), loss, **how)
+    data = (LOGITS, LABELS)
+    history = model.fit(*data, epochs=2, validation_data=data, verbose=0).history
+    smoothed, plain = (oracle(LABELS, LOGITS, value).mean() for value in (0.1, 0.0))
+    assert abs(smoothed - plain) > 1e-3
+    assert history[name] == pytest.approx([smoothed] * 2, rel=1e-5)
+    assert history[f"val_{name}"] == pytest.approx([plain] * 2, rel=1e-5)
+    logs = model.evaluate(*data, verbose=0, return_dict=True)
+    assert logs[name] == pytest.approx(plain, rel=1e-5)
+    assert float(loss(LABELS, LOGITS)) == pytest.approx(smoothed, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,21 @@ def test_same_as_one_worker(one, two, case):
         assert_same(actual, expected)
 
 
+@pytest.mark.parametrize("case", ["case_two_outputs_and_a_frozen_norm", "case_transformer"])
+def test_other_networks_with_all_callbacks(one, two, case):
+    """Nothing is tied to classification, ResNets or batch norm; the rate, the weights and the
+    noise scale of two workers are those of two accumulated batches."""
+    (expected,) = case_values(one, case)
+    assert expected["history"]["learning_rate"] == pytest.approx([0.05 + 0.05 * 3 / 4, 0.1, 0.01])
+    assert np.all(np.isfinite(expected["history"]["loss"]))
+    for actual in case_values(two, case):
+        for name in ("gradient_noise_scale", "learning_rate"):
+            found = actual["history"].pop(name)
+            np.testing.assert_allclose(found, expected["history"][name], rtol=1e-3)
+        kept = {name: expected["history"][name] for name in actual["history"]}
+        assert_same(actual, {**expected, "history": kept})
+
+
 def test_bfloat16(one, two):
     """Rounded to 8 bits in each worker's part: equal on both, near to one worker's."""
     (expected,) = case_values(one, "case_bfloat16")

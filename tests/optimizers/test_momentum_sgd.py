@@ -205,9 +205,18 @@ def test_regularisers_that_do_not_meet_the_decay_are_left_alone():
     assert len(optimizer.momentums) == 2
 
 
-def test_exclusion_by_name_is_refused():
-    with pytest.raises(ConfigurationError, match=r"\['bias'\].*two or more dimensions"):
-        MomentumSGD(0.1, weight_decay=1e-4).exclude_from_weight_decay(var_names=["bias"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_other_dtypes(dtype, nesterov):
+    w = keras.Variable(START, dtype=dtype)
+    optimizer = MomentumSGD(0.1, nesterov=nesterov, weight_decay=0.3)
+    for gradient in GRADIENTS:
+        optimizer.apply([tf.cast(gradient, dtype)], [w])
+    assert w.dtype == optimizer.momentums[0].dtype == dtype
+    expected = oracle(START, GRADIENTS, [0.1] * len(RATES), nesterov=nesterov, decay=0.3)
+    spacing = {"float16": 2**-10, "bfloat16": 2**-7, "float64": 1e-6}[dtype]  # at 1
+    found = tf.cast(w.value, tf.float64).numpy()
+    np.testing.assert_allclose(found, expected, rtol=8 * spacing, atol=8 * spacing)
 
 
 @pytest.mark.parametrize(

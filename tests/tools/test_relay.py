@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 DELAY_SECONDS = 0.02
 SLACK_SECONDS = 0.25  # for a machine that is busy with other tests
 MEGABYTE = 1_000_000
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
 
 relay_module = load("_relay")
 
@@ -154,7 +154,7 @@ def test_bandwidth_of_one_connection(make_pair: MakePair, source: int) -> None:
     start = time.monotonic()
     with sending(near, bytes(5 * MEGABYTE)):
         receive(far, 5 * MEGABYTE)
-    assert 0.5 <= time.monotonic() - start < 0.6  # 40 Mbit
+    assert 0.5 <= time.monotonic() - start < 0.5 + SLACK_SECONDS  # 40 Mbit
 
 
 def test_bandwidth_is_that_of_a_direction_of_a_pair(make_pair: MakePair) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tf_largebatch.callbacks._callbacks_in_use import callbacks_in_use
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.recipe import Recipe
 
@@ -55,7 +55,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
         _refuse_several_steps_per_call(self.model.steps_per_execution)
         _refuse_fixed_rate(optimizer)
         _refuse_other_accumulation(optimizer, self.recipe)
-        _refuse_other_rate_callbacks(self, _callbacks_in_use())
+        # A loop of the user's own has no list; there a changed rate is found before each update.
+        _refuse_other_rate_callbacks(self, callbacks_in_use())
         if not (_keeps_rate_in_momentum(optimizer) or _is_ours(optimizer)):
             warnings.warn(
                 f"LearningRateWarmup with {type(optimizer).__name__}: the linear scaling rule and "
@@ -184,19 +185,3 @@ def _refuse_other_rate_callbacks(mine: LearningRateWarmup, in_use: Sequence[Any]
                 "the learning rate. Keep one of the two; decay belongs into the recipe "
                 "(decay_epochs, decay_factor)."
             )
-
-
-def _callbacks_in_use() -> Sequence[Any]:
-    """All callbacks of the running `fit`, or none if they cannot be found.
-
-    Keras gives a callback no way to see the others. The list that is calling it is on the stack,
-    and is a public class; where it is not (a loop of the user's own), the check before each update
-    still finds a rate that was changed.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, keras.callbacks.CallbackList):
-            return tuple(owner.callbacks)
-        frame = frame.f_back
-    return ()

@@ -39,28 +39,42 @@ def checked_integer(value: object, name: str, *, minimum: int, maximum: int | No
     return number
 
 
-def steps_in_epoch(num_rows: int, *, global_batch_size: int, remainder: Remainder = "drop") -> int:
-    """Steps of an epoch, the same on every worker.
+def steps_in_epoch(
+    num_rows: int,
+    *,
+    global_batch_size: int,
+    accumulation_steps: int = 1,
+    remainder: Remainder = "drop",
+) -> int:
+    """Steps of an epoch, the same on every worker: whole updates, of `accumulation_steps` each.
 
-    `"drop"`: `num_rows // global_batch_size`; the `num_rows % global_batch_size` rows at the end
-    of the epoch's order are left out, and as the order changes, so do they. `"wrap"`:
-    `ceil(num_rows / global_batch_size)`; see `EpochRows`.
+    With `A = global_batch_size * accumulation_steps`, the rows of an update, there are
+    `num_rows // A` updates with `"drop"`; the `num_rows % A` rows at the end of the epoch's order
+    are left out, and as the order changes, so do they. With `"wrap"` there are
+    `ceil(num_rows / A)`; see `EpochRows`.
 
     Raises:
-        ConfigurationError: a count below 1, an unknown `remainder`, or no whole step in an epoch.
+        ConfigurationError: a count below 1, an unknown `remainder`, or no whole update in an epoch.
     """
     num_rows = checked_integer(num_rows, "num_rows", minimum=1)
     batch = checked_integer(global_batch_size, "global_batch_size", minimum=1)
+    accumulated = checked_integer(accumulation_steps, "accumulation_steps", minimum=1)
     if remainder not in get_args(Remainder):
         raise ConfigurationError(f"remainder must be 'drop' or 'wrap', but is {remainder!r}.")
     if remainder == "wrap":
-        return -(-num_rows // batch)
+        return -(-num_rows // (batch * accumulated)) * accumulated
     if batch > num_rows:
         raise ConfigurationError(
             f"global_batch_size={batch} is larger than the {num_rows} rows, and remainder='drop' "
             f"leaves no step in an epoch; use at most {num_rows}, or remainder='wrap'."
         )
-    return num_rows // batch
+    if batch * accumulated > num_rows:
+        raise ConfigurationError(
+            f"accumulation_steps={accumulated} batches of {batch} rows are more than the "
+            f"{num_rows} rows, and remainder='drop' leaves no update in an epoch; accumulate at "
+            f"most {num_rows // batch}, or use remainder='wrap'."
+        )
+    return num_rows // (batch * accumulated) * accumulated
 
 
 def shard_part(global_batch_size: int, *, shard_index: int, shard_count: int) -> slice:

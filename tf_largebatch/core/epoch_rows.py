@@ -29,7 +29,7 @@ class EpochRows:
         num_rows: rows in the data set, at least 1.
         global_batch_size: `B`, at least 1.
         seed: 0 to 2**64 - 1.
-        remainder: see `steps_in_epoch`.
+        remainder, accumulation_steps: see `steps_in_epoch`.
 
     Raises:
         ConfigurationError: an argument is of the wrong kind or out of range, or no step fits into
@@ -37,11 +37,20 @@ class EpochRows:
     """
 
     def __init__(
-        self, num_rows: int, *, global_batch_size: int, seed: int, remainder: Remainder
+        self,
+        num_rows: int,
+        *,
+        global_batch_size: int,
+        seed: int,
+        remainder: Remainder,
+        accumulation_steps: int = 1,
     ) -> None:
         # These two check all arguments.
         self.steps_per_epoch = steps_in_epoch(
-            num_rows, global_batch_size=global_batch_size, remainder=remainder
+            num_rows,
+            global_batch_size=global_batch_size,
+            accumulation_steps=accumulation_steps,
+            remainder=remainder,
         )
         # The one last used, as making one takes up to milliseconds.
         self._latest = 0, EpochPermutation(num_rows, seed=seed, epoch=0)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tf_largebatch.core.batch_norm import batch_norm_momentum_advice
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.scaling import (
     constant_warmup,
@@ -203,6 +204,17 @@ class Recipe:
     def initial_learning_rate(self) -> float:
         """Where warmup starts: `base_learning_rate`, or the peak if that is lower."""
         return min(self.base_learning_rate, self.peak_learning_rate)
+
+    @property
+    def batch_norm_momentum(self) -> float:
+        """For batch norm's moving averages: `batch_norm_momentum_advice` of the last phase.
+
+        That is the batches a replica sees at the lowest rate, after the last decay; 0.9, the
+        paper's, unless they are fewer than 100. Averages that look back further hold statistics of
+        weights that are no more.
+        """
+        updates = self.total_steps - max((0, *self.decay_steps))
+        return batch_norm_momentum_advice(max(1, updates * self.accumulation_steps))
 
     def learning_rate_at(self, step: npt.ArrayLike) -> Any:
         """The rate at optimizer update `step`, by the formula of the class, in float64.

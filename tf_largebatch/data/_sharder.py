@@ -55,6 +55,9 @@ class GlobalShuffleSharder:
             sees one replica's rows, `[rows, ...]`, and must keep their number static.
         remainder: `"drop"` leaves the last `len(source) % B` rows of each epoch's order out
             (others each epoch); `"wrap"` fills the last step with the first rows of the order.
+        accumulation_steps: a, of an optimizer with `gradient_accumulation_steps=a`. A step is one
+            batch still, of `recipe.global_batch_size // a` rows, and an epoch is whole updates:
+            `steps_per_epoch` is a multiple of a, and `remainder` is of `a * B` rows.
 
     Raises:
         ConfigurationError: an argument is of the wrong kind or out of range, or no step fits
@@ -70,13 +73,18 @@ class GlobalShuffleSharder:
         row_fn: MapFn | None = None,
         map_fn: MapFn | None = None,
         remainder: Remainder = "drop",
+        accumulation_steps: int = 1,
     ) -> None:
         check_source_and_maps(source, row_fn, map_fn)
         self._source = source
         self._row_fn = row_fn
         self._map_fn = map_fn
         self._epoch_rows = EpochRows(
-            len(source), global_batch_size=global_batch_size, seed=seed, remainder=remainder
+            len(source),
+            global_batch_size=global_batch_size,
+            seed=seed,
+            remainder=remainder,
+            accumulation_steps=accumulation_steps,
         )
 
     @property

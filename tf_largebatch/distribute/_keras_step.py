@@ -119,7 +119,8 @@ def check_optimizer(model: Any) -> None:
 
     A replica with a non-finite gradient would skip, and the others wait for it for ever, or go on
     with another loss scale (keras 21366). Keras clips each replica's gradient, which is already
-    divided by the number of replicas, before they are summed.
+    divided by the number of replicas, before they are summed; optimizers of this package clip the
+    sum.
     """
     optimizer = getattr(model, "optimizer", None)
     stock = keras.optimizers.LossScaleOptimizer
@@ -131,6 +132,8 @@ def check_optimizer(model: Any) -> None:
             "decide together, or use the mixed_bfloat16 policy, which needs no loss scaling."
         )
     inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "clips_summed_gradients", False):
+        return
     for name in ("clipnorm", "global_clipnorm", "clipvalue"):
         if getattr(inner, name, None) is not None:
             warnings.warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 from typing import Any
 
@@ -25,16 +26,11 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
     `label_smoothing=s` on one-hot labels. With `s = 0` it is
     `keras.losses.SparseCategoricalCrossentropy`.
 
-    A compiled loss serves training and evaluation alike and is not told which of them it is in, so
-    with smoothing `val_loss` is smoothed too. For the plain value, which compares with other runs,
-    compile the metric beside it:
-
-        model.compile(
-            loss=tlb.losses.SparseCategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
-            metrics=[keras.metrics.SparseCategoricalCrossentropy(from_logits=True), "accuracy"],
-        )
-
-    and read `val_sparse_categorical_crossentropy`.
+    Validation is not smoothed: called from a model's `test_step`, as in `evaluate` and for
+    `val_loss`, `s` is 0, so that losses of runs with different smoothings compare (keras 23487).
+    Smoothed is what `fit` minimises and shows as `loss`, and what a direct call returns. A loop
+    of the user's own decides by itself: outside of `test_step` it gets the smoothed loss, and
+    `label_smoothing=0.0` makes the other one.
 
     Args:
         from_logits: Whether predictions are logits (the more exact choice) or probabilities. The
@@ -81,7 +77,7 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
         """Loss of each example, `[...]`."""
         logits = y_pred if self.from_logits else _log_of_clipped(y_pred)
         loss = keras.ops.sparse_categorical_crossentropy(y_true, logits, from_logits=True)
-        if self.label_smoothing == 0.0:
+        if self.label_smoothing == 0.0 or _is_evaluating():
             return loss
         uniform = -keras.ops.mean(keras.ops.log_softmax(logits, axis=-1), axis=-1)
         return (1.0 - self.label_smoothing) * loss + self.label_smoothing * uniform
@@ -94,6 +90,23 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
             "label_smoothing": self.label_smoothing,
             "dtype": self.dtype,
         }
+
+
+def _is_evaluating() -> bool:
+    """Whether a model's `test_step` is calling, rather than its `train_step` or anybody else.
+
+    Keras tells `compute_loss` whether it trains, but not the compiled loss. Which of a model's two
+    public methods is running stands on the stack: for a graph, while it is traced.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        method = frame.f_code.co_name.removeprefix("tf__")  # AutoGraph's name for what it converted
+        if method in ("test_step", "train_step") and isinstance(
+            frame.f_locals.get("self"), keras.Model
+        ):
+            return method == "test_step"
+        frame = frame.f_back
+    return False
 
 
 def _log_of_clipped(probabilities: Any) -> Any:

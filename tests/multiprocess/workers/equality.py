@@ -1,8 +1,11 @@
-"""Ten steps of one global batch, however many workers share it; compared across launches."""
+"""Twenty steps of one global batch, however it is divided; compared across launches."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import keras
 import numpy as np
@@ -10,7 +13,7 @@ import tensorflow as tf
 
 import tf_largebatch as tlb
 
-ROWS, GLOBAL_BATCH, STEPS = 80, 8, 10
+ROWS, GLOBAL_BATCH, STEPS = 160, 8, 20
 RANDOM = np.random.default_rng(0)
 LEFT = RANDOM.normal(size=(ROWS, 6)).astype(np.float32)
 RIGHT = RANDOM.integers(0, 5, size=(ROWS,)).astype(np.int32)
@@ -27,7 +30,7 @@ def setup():
     )
 
 
-def two_inputs_two_outputs(strategy, optimizer, **compile_options):
+def two_inputs_two_outputs(strategy, optimizer, *, l2=0.01, **compile_options):
     """No batch norm; L2 terms, `add_loss`-like penalties, an embedding of an integer feature."""
     seeds = iter(range(100, 120))
 
@@ -44,7 +47,7 @@ def two_inputs_two_outputs(strategy, optimizer, **compile_options):
                     8,
                     activation="tanh",
                     kernel_initializer=initializer(),
-                    kernel_regularizer=keras.regularizers.L2(0.01),
+                    kernel_regularizer=keras.regularizers.L2(l2) if l2 else None,
                     activity_regularizer=keras.regularizers.L2(0.001),
                 )(left),
                 embedded,
@@ -109,27 +112,93 @@ def case_learning_rate_warmup_callback(strategy):
     return {"weights": trained_weights(model), "rate": history["learning_rate"]}
 
 
-def case_momentum_sgd(strategy):
-    schedule = recipe(strategy).learning_rate_schedule()
-    model = two_inputs_two_outputs(strategy, lambda: tlb.optimizers.MomentumSGD(schedule))
-    model.fit(sharder().train_dataset(strategy), epochs=1, verbose=0)
-    return {"weights": trained_weights(model)}
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "sgd": lambda rate, **options: keras.optimizers.SGD(rate, momentum=0.9, **options),
+    "momentum_sgd": lambda rate, **options: tlb.optimizers.MomentumSGD(
+        rate, nesterov=True, weight_decay=0.02, global_clipnorm=0.5, **options
+    ),
+    "lars": lambda rate, **options: tlb.optimizers.LARS(
+        rate, weight_decay=0.02, trust_coefficient=0.5, **options
+    ),
+}
 
 
-def case_accumulation(strategy):
-    """Two micro-batches of 4 rows make the update of one batch of 8."""
+def case_optimizers_and_accumulation(strategy):
+    """Each optimizer, with batches of 8 rows and with 2 of 4 accumulated."""
+    results = {}
+    for name, make in OPTIMIZERS.items():
+        for accumulated in (1, 2):
+            settings = recipe(
+                strategy,
+                per_replica_batch_size=GLOBAL_BATCH // accumulated // strategy.num_replicas_in_sync,
+                accumulation_steps=accumulated,
+            )
+            options = {"gradient_accumulation_steps": accumulated} if accumulated > 1 else {}
+            schedule = settings.learning_rate_schedule()
+            model = two_inputs_two_outputs(
+                strategy,
+                lambda make=make, schedule=schedule, options=options: make(schedule, **options),
+                l2=0.01 if name == "sgd" else 0.0,
+            )
+            model.fit(in_parts_of(GLOBAL_BATCH // accumulated), epochs=1, verbose=0)
+            assert int(tf.convert_to_tensor(model.optimizer.iterations)) == STEPS
+            results[f"{name} {accumulated}"] = trained_weights(model)
+    return results
+
+
+def case_batch_norm(strategy):
+    """Batch norm over the n rows of each worker; one process: in groups of n, or accumulated."""
+    workers = strategy.num_replicas_in_sync
+    rows = GLOBAL_BATCH // workers
+    if workers > 1:
+        return {f"n = {rows}": with_batch_norm(strategy, keras.layers.BatchNormalization)}
+    results = {}
+    for rows in (2, 4):
+        ghost = partial(tlb.normalization.GhostBatchNormalization, rows)
+        results[f"n = {rows}"] = with_batch_norm(strategy, ghost)
+        results[f"n = {rows}, accumulated"] = with_batch_norm(
+            strategy, keras.layers.BatchNormalization, accumulated=GLOBAL_BATCH // rows
+        )
+    return results
+
+
+def with_batch_norm(strategy, layer, *, accumulated=1):
+    """Trained weights, and moving means of the end, of all workers."""
     settings = recipe(
         strategy,
-        per_replica_batch_size=GLOBAL_BATCH // 2 // strategy.num_replicas_in_sync,
-        accumulation_steps=2,
+        per_replica_batch_size=GLOBAL_BATCH // accumulated // strategy.num_replicas_in_sync,
+        accumulation_steps=accumulated,
     )
-    schedule = settings.learning_rate_schedule()
-    model = two_inputs_two_outputs(
-        strategy,
-        lambda: keras.optimizers.SGD(schedule, momentum=0.9, gradient_accumulation_steps=2),
-    )
-    # The two halves of each global batch, in turn, so that an update sees the rows of the
-    # unaccumulated run.
+    initializer = keras.initializers.RandomNormal(stddev=0.5, seed=11)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, kernel_initializer=initializer),
+                layer(momentum=0.9),
+                keras.layers.Activation("tanh"),
+                keras.layers.Dense(3, kernel_initializer=initializer),
+            ]
+        )
+        model.compile(
+            tlb.optimizers.MomentumSGD(
+                settings.learning_rate_schedule(),
+                nesterov=True,
+                weight_decay=0.02,
+                gradient_accumulation_steps=accumulated if accumulated > 1 else None,
+            ),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    data = in_parts_of(GLOBAL_BATCH // accumulated).map(lambda x, y: (x["left"], y["classes"]))
+    model.fit(data, verbose=0, callbacks=[tlb.callbacks.BatchNormSync()])
+    return {
+        "trained": [np.asarray(weight.numpy()) for weight in model.trainable_weights],
+        "moving mean": np.asarray(model.layers[1].moving_mean.numpy()),
+    }
+
+
+def in_parts_of(rows):
+    """The rows of the sharder's global batches, in turn, so that an update sees the same ones."""
     order = np.concatenate(
         [sharder().positions(epoch=0, step=step) for step in range(STEPS)]
     )  # [row]
@@ -138,13 +207,12 @@ def case_accumulation(strategy):
             {"left": LEFT[order], "right": RIGHT[order]},
             {"classes": CLASSES[order], "value": VALUES[order]},
         )
-    ).batch(GLOBAL_BATCH // 2, drop_remainder=True)
-    model.fit(data, epochs=1, verbose=0)
-    return {"weights": trained_weights(model), "iterations": int(model.optimizer.iterations)}
+    )
+    return data.batch(rows, drop_remainder=True)
 
 
 def case_steps_per_execution(strategy):
-    """5 steps at a time; 3 does not divide 10 and must still make 10 updates."""
+    """5 steps at a time; 3 does not divide 20 and must still make 20 updates."""
     results = {}
     for steps in (5, 3):
         schedule = recipe(strategy).learning_rate_schedule()

@@ -139,6 +139,91 @@ def case_arrays_with_seeded_shuffle(strategy):
     return outcome(model, model.fit(FEATURES, LABELS, batch_size=BATCH, verbose=0))
 
 
+def two_outputs_frozen_norm():
+    """As a detector: a frozen backbone's batch norm, a class and a box, each with its loss."""
+    inputs = keras.Input((4,))
+    norm = keras.layers.BatchNormalization(trainable=False)
+    hidden = norm(dense(6, activation="tanh")(inputs))
+    model = keras.Model(inputs, {"class": dense(2, name="class")(hidden), "box": dense(3)(hidden)})
+    norm.moving_mean.assign(np.linspace(-1, 1, 6))
+    norm.moving_variance.assign(np.linspace(0.5, 2, 6))
+    return model
+
+
+def transformer():
+    """No batch norm: attention over 4 words, layer norms, an embedding."""
+    inputs = keras.Input((4,), dtype="int32")
+    initializers = [keras.initializers.RandomNormal(stddev=0.5, seed=seed) for seed in range(2)]
+    words = keras.layers.Embedding(2, 8, embeddings_initializer=initializers[0])(inputs)
+    attended = keras.layers.MultiHeadAttention(2, 4, kernel_initializer=initializers[1])(
+        words, words
+    )
+    hidden = keras.layers.LayerNormalization()(words + attended)
+    hidden = keras.layers.LayerNormalization()(hidden + dense(8, activation="gelu")(hidden))
+    return keras.Model(inputs, dense(2)(keras.layers.GlobalAveragePooling1D()(hidden)))
+
+
+def with_all_callbacks(strategy, make, features, labels, **options):
+    """Updates of 8 rows, 4 at a time: by two workers, or by one that accumulates."""
+    workers = strategy.topology.num_workers
+    recipe = tlb.Recipe(
+        num_examples=len(LABELS),
+        per_replica_batch_size=BATCH // 2,
+        num_replicas=workers,
+        accumulation_steps=2 // workers,
+        base_learning_rate=0.05,
+        base_batch_size=4,
+        epochs=3,
+        warmup_epochs=1,
+        decay_epochs=(2,),
+    )
+    model = compiled(
+        strategy,
+        make,
+        optimizer=lambda: tlb.optimizers.MomentumSGD(
+            0.1,
+            weight_decay=1e-3,
+            gradient_accumulation_steps=None if workers == 2 else 2,
+        ),
+        **options,
+    )
+    data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(BATCH // 2 * workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 16 examples to train on are above any noise scale
+        history = model.fit(
+            data,
+            epochs=recipe.epochs,
+            validation_data=data,
+            verbose=0,
+            callbacks=[
+                tlb.callbacks.LearningRateWarmup(recipe),
+                tlb.callbacks.BatchNormSync(),
+                tlb.callbacks.GradientNoiseScale(recipe),
+            ],
+        )
+    return outcome(model, history)
+
+
+def case_two_outputs_and_a_frozen_norm(strategy):
+    return with_all_callbacks(
+        strategy,
+        two_outputs_frozen_norm,
+        FEATURES,
+        {"class": LABELS, "box": FEATURES[:, :3]},
+        loss={
+            "class": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "box": "huber",
+        },
+        loss_weights={"class": 1.0, "box": 0.5},
+        metrics={"class": "accuracy"},
+    )
+
+
+def case_transformer(strategy):
+    words = (FEATURES > 0).astype(np.int32)
+    return with_all_callbacks(strategy, transformer, words, LABELS, metrics=["accuracy"])
+
+
 def case_jit_compile(strategy):
     model = compiled(strategy, jit_compile=True)
     with contextlib.suppress(NotImplementedError):
