@@ -1,6 +1,6 @@
 """BatchNormSync in one process: order, warnings, arithmetic of repeated pooling.
 
-What several workers do is in tests/multiprocess/test_batch_norm.py.
+What several workers do is in tests/multiprocess/test_batch_norm_of_workers.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,11 @@ from tf_largebatch.callbacks._callbacks_in_use import callbacks_in_use
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.recipe import Recipe
 
-_INSTEAD = "compile the model with recipe.learning_rate_schedule() and leave this callback out"
+_INSTEAD = (
+    "compile the model with recipe.learning_rate_schedule() and leave this callback out (with "
+    "tf_largebatch.optimizers.MomentumSGD in place of Keras' SGD, whose momentum buffer nobody "
+    "would correct then)"
+)
 
 
 class LearningRateWarmup(keras.callbacks.Callback):
