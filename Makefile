@@ -38,9 +38,9 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# What starts worker processes or measures time has the machine to itself; the rest shares it.
-RUN_TESTS = $(1)/python -m pytest -q -m multiprocess && \
-	$(1)/python -m pytest -q -m "not multiprocess" --numprocesses=2 --dist=loadfile
+# What measures time has the machine to itself; the rest shares it, file by file.
+RUN_TESTS = $(1)/python -m pytest -q -m alone && \
+	$(1)/python -m pytest -q -m "not alone" --numprocesses=2 --dist=loadfile
 
 test: lint
 	$(call RUN_TESTS,$(BIN))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from harness import WorkerResult, case_values, run_workers
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 CLUSTERS = {"4 workers": 0, "3 workers": 1, "2 workers of 2": 2}
 each_cluster = pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)

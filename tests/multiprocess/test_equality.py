@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness import case_values, run_workers
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 # Workers, replicas a worker, all-reduce, cases: all of them where that is cheap.
 CLUSTERS = {

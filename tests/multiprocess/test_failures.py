@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from harness import WorkerResult, case_values, run_workers
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(400)]
 
 # The timeouts that are tested are 3 and 5 s; the rest is what a busy machine needs for an exit.
 SOON_SECONDS = 20.0

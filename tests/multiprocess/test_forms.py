@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness import case_values, run_workers
 
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 SAME_AS_ONE_WORKER = [
     "case_without_metrics",

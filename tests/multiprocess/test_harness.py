@@ -12,7 +12,7 @@ import pytest
 from harness import CaseFailed, WorkerResult, WorkersFailed, case_values, run_workers
 
 FILE = "harness_selftest.py"
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
 
 
 def module_level_function() -> int:

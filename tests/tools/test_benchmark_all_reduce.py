@@ -20,7 +20,6 @@ Link = results.Link
 # --- Real workers
 
 
-@pytest.mark.multiprocess
 @pytest.mark.timeout(160)
 def test_two_workers_behind_a_relay(tmp_path: Path) -> None:
     algorithms = ["tensorflow", "halving_doubling"]

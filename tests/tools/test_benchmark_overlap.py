@@ -13,7 +13,6 @@ results = load("_overlap_results")
 DELAY_MS = 10.0
 
 
-@pytest.mark.multiprocess
 @pytest.mark.timeout(160)
 def test_two_workers_behind_a_relay(tmp_path: Path) -> None:
     flags = ["--workers=2", "--depth=8", "--image_size=8", "--per_replica_batch_size=2"]

@@ -12,7 +12,6 @@ from tool_runs import load, refusal, run_tool
 results = load("_startup_results")
 
 
-@pytest.mark.multiprocess
 @pytest.mark.timeout(160)
 def test_two_workers_seeded_differently_and_a_process_alone(tmp_path: Path) -> None:
     flags = ["--workers=2", "--variants=alone,ours_other_seeds", "--repeats=1"]

@@ -17,7 +17,7 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[2] / "tools" / "launch_local_cluster.py"
 RANK = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
 
 
 def launcher_command(*flags: str, script: str) -> list[str]:

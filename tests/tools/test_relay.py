@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 DELAY_SECONDS = 0.02
 SLACK_SECONDS = 0.25  # for a machine that is busy with other tests
 MEGABYTE = 1_000_000
-pytestmark = [pytest.mark.multiprocess, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
 
 relay_module = load("_relay")
 
