@@ -20,7 +20,7 @@ Link = results.Link
 # --- Real workers
 
 
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 def test_two_workers_behind_a_relay(tmp_path: Path) -> None:
     algorithms = ["tensorflow", "halving_doubling"]
     flags = ["--workers=2", "--sizes=1KiB,64KiB", f"--algorithms={','.join(algorithms)}"]

@@ -11,7 +11,7 @@ from tool_runs import load, refusal, run_tool
 results = load("_input_results")
 
 
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 def test_one_source_beside_the_references(tmp_path: Path) -> None:
     flags = ["--images=40", "--batch_size=2", "--repeats=1", "--sources=tfrecord"]
     done = run_tool("benchmark_input", *flags, "--output=input.json", cwd=tmp_path)

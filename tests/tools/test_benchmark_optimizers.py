@@ -13,7 +13,7 @@ from tool_runs import load, refusal, run_tool
 results = load("_optimizer_results")
 
 
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 def test_all_optimizers_on_a_small_network(tmp_path: Path) -> None:
     flags = ["--network=resnet_small", "--repeats=2", "--updates=1", "--output=optimizers.json"]
     done = run_tool("benchmark_optimizers", *flags, cwd=tmp_path)

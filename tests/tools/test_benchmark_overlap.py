@@ -13,7 +13,7 @@ results = load("_overlap_results")
 DELAY_MS = 10.0
 
 
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 def test_two_workers_behind_a_relay(tmp_path: Path) -> None:
     flags = ["--workers=2", "--depth=8", "--image_size=8", "--per_replica_batch_size=2"]
     flags += ["--bucket_bytes=65536", "--repeats=2", "--warmup=0", "--all_reduce=halving_doubling"]

@@ -12,10 +12,10 @@ from tool_runs import load, refusal, run_tool
 results = load("_startup_results")
 
 
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 def test_two_workers_seeded_differently_and_a_process_alone(tmp_path: Path) -> None:
     flags = ["--workers=2", "--variants=alone,ours_other_seeds", "--repeats=1"]
-    flags += ["--model=resnet_small", "--timeout_seconds=70", "--output=out.json"]
+    flags += ["--model=resnet_small", "--timeout_seconds=140", "--output=out.json"]
     done = run_tool("benchmark_startup", *flags, cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from tool_runs import load, refusal, run_tool
 results = load("_step_results")
 
 
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 def test_two_workers_stock_and_ours(tmp_path: Path) -> None:
     flags = ["--workers=2", "--repeats=1", "--steps=4", "--epochs=2", "--output=step.json"]
     done = run_tool("benchmark_step", *flags, cwd=tmp_path)

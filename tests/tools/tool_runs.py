@@ -38,6 +38,6 @@ def run_tool(name: str, *flags: str, cwd: Path) -> subprocess.CompletedProcess[s
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
         check=False,
     )
