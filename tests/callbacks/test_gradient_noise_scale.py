@@ -74,6 +74,25 @@ def test_a_batch_above_it_is_warned_of_and_the_step_is_left_as_it_was():
     assert len(model.optimizer.variables) == 2 + 2  # counts, rates, accumulators: none of ours
 
 
+def test_nothing_is_said_without_an_update():
+    callback = GradientNoiseScale(recipe_of())
+    optimizer = tlb.optimizers.MomentumSGD(0.0, gradient_accumulation_steps=ACCUMULATED)
+    with pytest.warns(UserWarning, match="has 4 batches, where .* make 512 of 8"):
+        history = model_of(optimizer).fit(X[:32], Y[:32], SMALL, verbose=0, callbacks=[callback])
+    assert callback.noise_scale is None
+    assert np.isnan(history.history["gradient_noise_scale"][0])
+
+
+def test_gradients_that_are_not_finite_are_no_good_news():
+    callback = GradientNoiseScale(recipe_of())
+    optimizer = tlb.optimizers.MomentumSGD(0.0, gradient_accumulation_steps=ACCUMULATED)
+    targets = Y.copy()
+    targets[5] = np.nan
+    with pytest.warns(UserWarning, match="unknown, as gradients were not finite"):
+        model_of(optimizer).fit(X, targets, SMALL, verbose=0, callbacks=[callback])
+    assert np.isnan(callback.noise_scale)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -40,6 +40,8 @@ def test_noise_scale_of_moments() -> None:
     assert noise_scale(GradientMoments(-0.1, 100.0)) == math.inf
     assert noise_scale(GradientMoments(0.0, 1.0)) == math.inf
     assert noise_scale(GradientMoments(1.0, -0.1)) == 0.0
+    assert math.isnan(noise_scale(GradientMoments(math.nan, 1.0)))
+    assert math.isnan(noise_scale(GradientMoments(-math.inf, math.inf)))
 
 
 @pytest.mark.parametrize(

@@ -178,9 +178,9 @@ class OwnSteps(keras.Model):
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return {"own_loss": loss}
 
-    def test_step(self, data):
+    def test_step(model, data):
         x, y = data
-        return {"own_loss": self.compute_loss(x=x, y=y, y_pred=self(x, training=False))}
+        return {"own_loss": model.compute_loss(x=x, y=y, y_pred=model(x, training=False))}
 
 
 @pytest.mark.parametrize("how", [{}, {"run_eagerly": True}, {"steps_per_execution": 2}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -40,11 +41,13 @@ class GradientNoiseScale(keras.callbacks.Callback):
     accumulation), within the step: two passes over the gradients' memory, one number more to
     reduce. The means run over some `1 / (1 - decay)` updates. What goes into the logs of each
     epoch as "gradient_noise_scale" is the same on all workers: infinite while no gradient stands
-    out from the noise, so that any minibatch pays. At the end of training the result is logged by
-    absl; a global batch above the noise scale is warned of.
+    out from the noise, so that any minibatch pays; not a number before the first update, and after
+    gradients that were not finite. At the end of training the result is logged by absl; a global
+    batch above the noise scale is warned of.
 
     Weight decay of the optimizer is no part of the gradient here; an L2 term of the loss is.
     Batches must be weighted alike: a loss that is a sum rather than a mean is measured wrongly.
+    After an exception within `fit` the step goes on measuring until the model is compiled again.
 
     Args:
         recipe: the `Recipe` of the run, for b = `per_replica_batch_size` and B =
@@ -52,7 +55,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
         decay: of the running means, in (0, 1).
 
     Attributes:
-        noise_scale: the last estimate, in examples; None before the first epoch's end.
+        noise_scale: the last estimate, in examples; None before the end of the first epoch with an
+            update.
 
     Raises:
         ConfigurationError: when made, if `recipe` is no `Recipe`, if B = b (one replica without
@@ -86,10 +90,15 @@ class GradientNoiseScale(keras.callbacks.Callback):
             self._squares = GradientSquares(decay=self._decay)
         optimizer.gradient_squares = self._squares
         self.model.make_train_function(force=True)
+        self._warn_of_other_batches()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the estimate."""
         assert self._squares is not None
+        if logs is not None:
+            logs[LOG_NAME] = math.nan
+        if not self._squares.reduced.numpy():  # no update yet
+            return
         moments = gradient_moments(
             small_square=float(self._squares.local.numpy()),
             large_square=float(self._squares.reduced.numpy()),
@@ -106,6 +115,9 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self.model.make_train_function(force=True)
         if self.noise_scale is None:
             return
+        if math.isnan(self.noise_scale):
+            warnings.warn(self.describe(), stacklevel=2)
+            return
         logging.info("%s", self.describe())
         if self.noise_scale < self.recipe.global_batch_size:
             warnings.warn(self.describe(), stacklevel=2)
@@ -120,6 +132,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
             raise ConfigurationError(
                 "GradientNoiseScale has no estimate yet; it has one at the end of an epoch."
             )
+        if math.isnan(self.noise_scale):
+            return "Gradient noise scale: unknown, as gradients were not finite."
         batch = self.recipe.global_batch_size
         return (
             f"Gradient noise scale: {self.noise_scale:.3g} examples, beyond which more workers "
@@ -132,6 +146,18 @@ class GradientNoiseScale(keras.callbacks.Callback):
     def _optimizer(self) -> Any:
         optimizer = self.model.optimizer
         return getattr(optimizer, "inner_optimizer", optimizer)
+
+    def _warn_of_other_batches(self) -> None:
+        recipe, steps = self.recipe, self.params.get("steps")
+        whole = recipe.steps_per_epoch * recipe.accumulation_steps
+        rows = recipe.per_replica_batch_size * recipe.num_replicas
+        if steps is not None and not whole <= steps <= math.ceil(recipe.num_examples / rows):
+            warnings.warn(
+                f"An epoch has {steps} batches, where the recipe's {recipe.num_examples} examples "
+                f"make {whole} of {rows}. GradientNoiseScale is right only if that is the number "
+                "of rows in a batch.",
+                stacklevel=2,
+            )
 
     def _check(self, optimizer: Any) -> None:
         if not hasattr(optimizer, "gradient_squares"):

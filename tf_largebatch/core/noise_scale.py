@@ -40,8 +40,11 @@ def gradient_moments(
 def noise_scale(moments: GradientMoments) -> float:
     """`tr(S) / |G|^2`, in examples.
 
-    0 where no noise was seen; infinite where no gradient stands out from the noise.
+    0 where no noise was seen; infinite where no gradient stands out from the noise; not a number
+    where gradients were not finite.
     """
+    if not all(map(math.isfinite, moments)):
+        return math.nan
     if moments.variance <= 0:
         return 0.0
     return moments.variance / moments.squared_norm if moments.squared_norm > 0 else math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import numbers
+from types import FrameType
 from typing import Any
 
 import keras
@@ -30,7 +31,8 @@ class SparseCategoricalCrossentropy(keras.losses.Loss):
     `val_loss`, `s` is 0, so that losses of runs with different smoothings compare (keras 23487).
     Smoothed is what `fit` minimises and shows as `loss`, and what a direct call returns. A loop
     of the user's own decides by itself: outside of `test_step` it gets the smoothed loss, and
-    `label_smoothing=0.0` makes the other one.
+    `label_smoothing=0.0` makes the other one. So does a `tf.function` of the user's own that is
+    called from both steps, as it keeps what it was first traced for.
 
     Args:
         from_logits: Whether predictions are logits (the more exact choice) or probabilities. The
@@ -101,12 +103,16 @@ def _is_evaluating() -> bool:
     frame = inspect.currentframe()
     while frame is not None:
         method = frame.f_code.co_name.removeprefix("tf__")  # AutoGraph's name for what it converted
-        if method in ("test_step", "train_step") and isinstance(
-            frame.f_locals.get("self"), keras.Model
-        ):
+        if method in ("test_step", "train_step") and isinstance(_owner_of(frame), keras.Model):
             return method == "test_step"
         frame = frame.f_back
     return False
+
+
+def _owner_of(frame: FrameType) -> Any:
+    """The first argument of a method, whatever it is called."""
+    arguments = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+    return frame.f_locals.get(arguments[0]) if arguments else None
 
 
 def _log_of_clipped(probabilities: Any) -> Any:
