@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ import tf_largebatch as tlb
 DATASETS = ("mnist5k", "photo_patches", "image_folder", "tfrecord", "array_record", "tfds")
 MODELS = ("resnet_small", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 WARMUPS = ("gradual", "constant", "none")
-OPTIMIZERS = ("sgd", "lars")
+# Each with the rate known to work at 32 rows of the default data set.
+_BASE_RATES = {"sgd": 0.2, "lars": 4.0}
+OPTIMIZERS = tuple(_BASE_RATES)
 ALL_REDUCES = ("auto", "ring", "halving_doubling", "tensorflow")
 
 
@@ -42,10 +45,10 @@ class TrainConfig:
     epochs: int = _option(8, "Passes over the training data.")
     per_replica_batch_size: int = _option(32, "Examples that one replica takes at once.")
     accumulation_steps: int = _option(1, "Batches whose gradients make one update.")
-    optimizer: str = _option(
-        "sgd", "Nesterov momentum SGD, or LARS (its rates are of another size).", choices=OPTIMIZERS
+    optimizer: str = _option("sgd", "Nesterov momentum SGD, or LARS.", choices=OPTIMIZERS)
+    base_learning_rate: float | None = _option(
+        None, "Rate known to work at base_batch_size; default: 0.2, and 4 for lars."
     )
-    base_learning_rate: float = _option(0.2, "Rate known to work at base_batch_size.")
     base_batch_size: int = _option(32, "Global batch size of base_learning_rate.")
     warmup: str = _option("gradual", "How the rate gets to its peak.", choices=WARMUPS)
     warmup_epochs: float = _option(1.0, "Length of the warmup.")
@@ -63,6 +66,8 @@ class TrainConfig:
             raise tlb.ConfigurationError(
                 "--run_dir is required: the folder for everything the run writes."
             )
+        if self.base_learning_rate is None:  # the one thing that depends on another
+            object.__setattr__(self, "base_learning_rate", _BASE_RATES.get(self.optimizer))
         for field in dataclasses.fields(self):
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value not in choices:
@@ -77,6 +82,7 @@ def define_flags() -> None:
         int: flags.DEFINE_integer,
         int | None: flags.DEFINE_integer,
         float: flags.DEFINE_float,
+        float | None: flags.DEFINE_float,
         str: flags.DEFINE_string,
     }
     types = typing.get_type_hints(TrainConfig)
@@ -90,8 +96,16 @@ def define_flags() -> None:
             flags.DEFINE_list(field.name, field.default, description)
 
 
-def config_from_flags() -> TrainConfig:
-    """Returns the configuration of the parsed flags; raises ConfigurationError for a wrong one."""
+def config_from_flags(others: Sequence[str]) -> TrainConfig:
+    """Returns the configuration of the parsed flags; raises ConfigurationError for a wrong one.
+
+    Args:
+        others: what the command line has beside flags; nothing may be.
+    """
+    if others:
+        raise tlb.ConfigurationError(
+            f"unknown arguments: {' '.join(others)}; flags begin with --. See --help."
+        )
     values = {
         field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(TrainConfig)
     }

@@ -48,8 +48,6 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
     )
     if topology.is_chief:
         print(recipe.describe(), flush=True)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        write_config(config, recipe, run_dir)
     with strategy.scope():
         model = build_model(config, recipe, dataset)
     sharder = tlb.data.GlobalShuffleSharder(
@@ -60,6 +58,9 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
         row_fn=dataset.train_row_fn,
         map_fn=dataset.map_fn,
     )
+    if topology.is_chief:  # now that all settings have proved right
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_config(config, recipe, run_dir)
     history = model.fit(
         sharder.train_dataset(strategy),
         epochs=recipe.epochs,
@@ -91,9 +92,9 @@ def _verbosity(is_chief: bool) -> int:
     return 1 if sys.stdout.isatty() else 2
 
 
-def main(_: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     try:
-        config = config_from_flags()
+        config = config_from_flags(argv[1:])
         summary = train_and_evaluate(config)
     except (tlb.ConfigurationError, tlb.DataError) as error:
         # Their messages say all; others keep their traceback.

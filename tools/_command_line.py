@@ -36,11 +36,14 @@ def define_bandwidth() -> flags.FlagHolder[float]:
 
 
 def parse_flags(argv: Sequence[str]) -> list[str]:
-    """For `app.run`: a wrong flag is one line and USAGE_ERROR, without a traceback."""
+    """For `app.run`: what is wrong is one line and USAGE_ERROR, without a traceback."""
     try:
-        return flags.FLAGS(argv)
+        program, *others = flags.FLAGS(argv)
     except flags.Error as error:
         exit_for_usage(f"{error}\nSee --help.")
+    if others:
+        exit_for_usage(f"Unknown arguments: {' '.join(others)}; flags begin with --. See --help.")
+    return [program]
 
 
 def exit_for_usage(complaint: str) -> NoReturn:

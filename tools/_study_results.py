@@ -11,6 +11,8 @@ from typing import Any
 
 from _study_settings import Setting
 
+import tf_largebatch as tlb
+
 Row = dict[str, Any]
 
 
@@ -19,14 +21,23 @@ def read_rows(path: Path) -> dict[Setting, Row]:
 
     The first of two equal runs counts. A last line without an end is of a process that was killed
     while it wrote, and is passed over.
+
+    Raises:
+        DataError: a line is not a run.
     """
     if not path.exists():
         return {}
     rows: dict[Setting, Row] = {}
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
             row = json.loads(line)
             rows.setdefault(Setting(**row["setting"]), row)
+        except (ValueError, TypeError, KeyError) as error:
+            raise tlb.DataError(
+                f"{path}, line {number}: is not a run ({error!r}); take the line out."
+            ) from error
     return rows
 
 

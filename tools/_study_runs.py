@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from _local_cluster import die_with_parent
 from _study_settings import SELECTION_SEED, WORKER_BATCH, Setting
 
 import tf_largebatch as tlb
@@ -173,7 +175,12 @@ def _run_on_workers(setting: Setting) -> dict[str, Any]:
             *(f"--setting={json.dumps(setting.to_dict())}", f"--output={output}"),
         ]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_CLUSTER_SECONDS, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_CLUSTER_SECONDS,
+            check=False,
+            preexec_fn=die_with_parent(os.getpid()),
         )
         if done.returncode != 0:
             raise RuntimeError(f"{setting} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")

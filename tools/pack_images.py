@@ -105,9 +105,7 @@ def _pack(console: Console) -> None:
     )
 
 
-def main(argv: Sequence[str]) -> int:
-    if argv[1:]:
-        exit_for_usage(f"Unknown arguments: {' '.join(argv[1:])}. See --help.")
+def main(_: Sequence[str]) -> int:
     prepare_environment()
     try:
         _pack(Console(stderr=True, highlight=False, markup=False, soft_wrap=True))

@@ -26,12 +26,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from _command_line import exit_for_usage, parse_flags, prepare_environment
-from _study_results import append_row, read_rows
+from _local_cluster import die_with_parent
+from _study_results import Row, append_row, read_rows
 from _study_settings import STUDIES, Setting, chosen_settings
 from absl import app, flags
 from rich.console import Console
@@ -60,19 +62,22 @@ def parsed_seeds(text: str) -> list[int]:
     """The seeds of "0", "1-5" or "1,3,7-9".
 
     Raises:
-        ValueError: for another text.
+        ValueError: for another text, or a range without a seed.
     """
     seeds: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        seeds += range(int(first), int(last or first) + 1)
+        seeds += (some := range(int(first), int(last or first) + 1))
+        if not some:
+            raise ValueError(part)
     return seeds
 
 
 def _checked_settings() -> list[Setting]:
     """The runs that the flags ask for, or exits with what is wrong with them."""
     options = flags.FLAGS
-    if unknown := sorted(set(options.study) - set(STUDIES)):
+    unknown = sorted(set(options.study) - set(STUDIES))
+    if unknown or not options.study:
         exit_for_usage(f"--study={','.join(unknown)}: must be of {', '.join(STUDIES)}.")
     try:
         seeds = parsed_seeds(options.seeds)
@@ -84,8 +89,22 @@ def _checked_settings() -> list[Setting]:
         exit_for_usage(str(error))
 
 
-def _start_process() -> None:
+def _checked_path() -> Path:
+    """The file of results, which a report reads and runs add to; exits if it cannot be opened."""
+    path = Path(flags.FLAGS.results)
+    try:
+        if not flags.FLAGS.report:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("rb" if flags.FLAGS.report else "ab").close()
+    except OSError as error:
+        exit_for_usage(f"--results={path}: {error.strerror}.")
+    return path
+
+
+def _start_process(parent_pid: int) -> None:
     """The first thing in a process of the pool."""
+    if prepare := die_with_parent(parent_pid):
+        prepare()
     from _study_runs import use_one_thread
 
     use_one_thread()
@@ -98,9 +117,10 @@ def _run(setting: Setting) -> dict[str, object]:
     return run(setting)
 
 
-def _make_runs(settings: Sequence[Setting], path: Path, console: Console) -> int:
-    """Makes those that are not in the file; returns how many failed."""
-    done = read_rows(path)
+def _make_runs(
+    settings: Sequence[Setting], done: Container[Setting], path: Path, console: Console
+) -> int:
+    """Makes those that are not done, into the file; returns how many failed."""
     missing = [setting for setting in settings if setting not in done]
     console.print(f"{len(missing)} of {len(settings)} runs to make, for {path}", soft_wrap=True)
     prepare_environment()
@@ -108,6 +128,7 @@ def _make_runs(settings: Sequence[Setting], path: Path, console: Console) -> int
         flags.FLAGS.processes,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_start_process,
+        initargs=(os.getpid(),),
     )
     failed = 0
     try:
@@ -138,21 +159,28 @@ def _line(setting: Setting, outcome: dict[str, object]) -> str:
     )
 
 
-def main(_: Sequence[str]) -> int:
-    path = Path(flags.FLAGS.results)
-    settings = _checked_settings()
-    if flags.FLAGS.report:
-        from _study_plots import write_plots
-        from _study_report import print_report
+def _report(rows: Mapping[Setting, Row], path: Path) -> None:
+    from _study_plots import write_plots
+    from _study_report import print_report
 
+    split = flags.FLAGS.split
+    if not any(setting.split == split for setting in rows):
+        exit_for_usage(f"--results={path}: has no runs of --split={split}.")
+    print_report(rows, split=split)
+    for plot in write_plots(rows, Path(flags.FLAGS.plots or path.parent), split=split):
+        print(plot)
+
+
+def main(_: Sequence[str]) -> int:
+    settings, path = _checked_settings(), _checked_path()
+    try:
         rows = read_rows(path)
-        print_report(rows, split=flags.FLAGS.split)
-        for plot in write_plots(
-            rows, Path(flags.FLAGS.plots or path.parent), split=flags.FLAGS.split
-        ):
-            print(plot)
+    except tlb.DataError as error:
+        exit_for_usage(str(error))
+    if flags.FLAGS.report:
+        _report(rows, path)
         return 0
-    failed = _make_runs(settings, path, Console(stderr=True, highlight=False, markup=False))
+    failed = _make_runs(settings, rows, path, Console(stderr=True, highlight=False, markup=False))
     return _RUN_FAILED if failed else 0
 
 

@@ -6,16 +6,19 @@ What several workers do is in tests/multiprocess/test_batch_norm_of_workers.py.
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tf_largebatch.callbacks import BatchNormSync
 from tf_largebatch.core.batch_norm import pooled_moments
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.normalization import GhostBatchNormalization
+from tf_largebatch.normalization._moving_statistics import layers_with_moving_statistics
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
 Y = X[:, :1]
@@ -71,10 +74,78 @@ def test_the_limit_is_a_thousandth(momentum: float, warned: bool) -> None:
     assert bool(fit(model, BatchNormSync(), epochs=10)) is warned
 
 
-def test_steps_of_an_earlier_training_count() -> None:
+def test_only_initial_statistics_are_warned_of() -> None:
+    """Those of a model trained before hold something else, also when it is compiled anew."""
+    model = network(keras.layers.BatchNormalization(momentum=0.9))
+    assert fit(model, BatchNormSync())
+    assert not fit(model, BatchNormSync())
+    model.compile("sgd", "mse")
+    assert not fit(model, BatchNormSync())
+
+
+def test_steps_are_the_batches_of_this_fit() -> None:
+    """Whatever the number of its first epoch, and of the optimizer's updates."""
     model = network(keras.layers.BatchNormalization(momentum=0.709))
-    assert fit(model, BatchNormSync(), epochs=5)
-    assert not fit(model, BatchNormSync(), epochs=6)  # 10 and 12
+    (message,) = fit(model, BatchNormSync(), initial_epoch=100, epochs=101)
+    assert "after 2 steps" in message
+
+    norm = keras.layers.BatchNormalization(momentum=0.709, trainable=False)
+    model = network(norm)
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=2), "mse")
+    callback = BatchNormSync()
+    assert not fit(model, callback, epochs=4)
+    norm.trainable = True  # its first steps are to come
+    (message,) = fit(model, callback, epochs=10)
+    assert "after 20 steps" in message
+
+
+def test_best_weights_kept_in_front_are_refused() -> None:
+    """Without validation `EarlyStopping` reads weights that have not been pooled."""
+    model = network(keras.layers.BatchNormalization(momentum=0.1))
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", restore_best_weights=True)
+    with pytest.raises(ConfigurationError, match="EarlyStopping stands before BatchNormSync"):
+        fit(model, stopping, BatchNormSync())
+    fit(model, BatchNormSync(), stopping)
+    fit(model, keras.callbacks.EarlyStopping(monitor="loss"), BatchNormSync())
+
+
+class TwoWorkers:
+    """What the callback asks of a strategy; the other worker's means are larger by 2."""
+
+    num_replicas_in_sync = 2
+    shift = np.array([0.0, 2, 2, 2, 0, 0, 0])  # weight, means, variances
+
+    def __init__(self) -> None:
+        self.extended, self.gathered = self, 0
+
+    def gather_from_workers(self, packed: tf.Tensor, *, purpose: str) -> tf.Tensor:
+        self.gathered += 1
+        return tf.concat([packed, packed + tf.constant(self.shift)], axis=0)
+
+
+def test_a_callback_used_again_pools_what_it_did_not_see_trained() -> None:
+    """Keras sets the model for each `fit` and each evaluation of its own, on all workers."""
+
+    def on_two_workers() -> Any:
+        model = network(keras.layers.BatchNormalization())
+        layers = model._flatten_layers()
+        return SimpleNamespace(distribute_strategy=TwoWorkers(), _flatten_layers=lambda: layers)
+
+    callback = BatchNormSync()
+
+    def mean_in_evaluation(model: Any) -> list[float]:
+        keras.callbacks.CallbackList([callback], model=model).on_test_begin()
+        (norm,) = layers_with_moving_statistics(model)
+        return norm.moving_mean.numpy().tolist()
+
+    first, other = on_two_workers(), on_two_workers()
+    assert mean_in_evaluation(first) == [1, 1, 1]
+    callback.on_test_begin()  # no batch since
+    assert first.distribute_strategy.gathered == 1
+    (norm,) = layers_with_moving_statistics(first)
+    norm.moving_mean.assign([5, 6, 7])  # by a training without the callback
+    assert mean_in_evaluation(first) == [6, 7, 8]
+    assert mean_in_evaluation(other) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("options", [{"save_freq": 2}, {}])

@@ -74,8 +74,10 @@ def test_steps_must_be_a_count(steps: object) -> None:
         ({"num_examples": 8192 * 4}, 0.75),  # 40 updates
         ({"num_examples": 8192 * 4, "per_replica_batch_size": 16, "accumulation_steps": 2}, 0.875),
         ({"num_examples": 8192, "decay_epochs": (), "epochs": 20}, 0.5),
-        # Half an update from the end is rounded up to it: no batch is left, and one is advised for.
-        ({"num_examples": 8192, "decay_epochs": (19.5,), "epochs": 20}, 0.0),
+        # Half an update from the end is rounded up to it: the phase before is the last.
+        ({"num_examples": 8192, "decay_epochs": (19.5,), "epochs": 20}, 0.5),
+        ({"num_examples": 8192 * 2, "decay_epochs": (100, 199.8), "epochs": 200}, 0.9),
+        ({"num_examples": 8192, "decay_epochs": (180, 199.8), "epochs": 200}, 0.5),
     ],
 )
 def test_recipe_counts_the_batches_after_the_last_decay(

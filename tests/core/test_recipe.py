@@ -250,11 +250,28 @@ def test_learning_rate_at_refuses_what_is_no_step(step):
         ("decay_epochs", (60, 30)),
         ("decay_epochs", (30, 90)),
         ("decay_epochs", (math.nan,)),
+        ("decay_epochs", (10**400,)),
+        ("num_examples", 10**30),
+        ("num_examples", 10**400),
+        ("epochs", 10**400),
+        ("epochs", 2**53),  # each of 156 updates
+        ("warmup_epochs", 1e18),
+        ("warmup_epochs", 1e308),
+        ("warmup_epochs", 10**400),
+        ("base_learning_rate", 1e308),
     ],
 )
 def test_refused_values_are_named(name, value):
-    with pytest.raises(ConfigurationError, match=name):
+    with pytest.raises(ConfigurationError, match=f"^{name}="):
         paper(**{name: value})
+
+
+def test_the_largest_numbers_that_are_taken():
+    recipe = small(num_examples=2**53, epochs=1, per_replica_batch_size=1, num_replicas=1)
+    assert recipe.total_steps == recipe.warmup_steps == 2**53
+    assert "9007199254740992 updates = 1 epochs" in recipe.describe()
+    # The length of a warmup that there is not means nothing.
+    assert paper(warmup="none", warmup_epochs=1e18).warmup_steps == 0
 
 
 def test_a_batch_larger_than_the_data_says_what_would_fit():
@@ -318,6 +335,13 @@ def test_describe_has_what_to_check_before_a_long_run():
 def test_describe_notes_a_decay_within_warmup():
     assert "NOTE" in small(epochs=3, warmup_epochs=2, decay_epochs=(1,)).describe()
     assert "NOTE" not in small(epochs=3, warmup_epochs=1, decay_epochs=(1,)).describe()
+
+
+def test_describe_of_a_batch_that_needs_no_warmup():
+    recipe = small(base_batch_size=10**6, epochs=3, warmup_epochs=2, decay_epochs=(1,))
+    text = recipe.describe()
+    assert "none, as the peak is not above the base rate" in text
+    assert "after warmup" not in text and "NOTE" not in text
 
 
 def test_describe_shows_accumulation_and_stays_within_training():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -49,14 +50,18 @@ def test_sqrt_rule():
         {"global_batch_size": 256.0},
         {"base_batch_size": True},
         {"base_batch_size": -1},
+        {"base_learning_rate": 10**400},
+        {"base_learning_rate": 1.7e308},  # twice as much is infinite
+        {"global_batch_size": 10**400},
+        {"base_batch_size": 2**53 + 1},
     ],
 )
 def test_rules_refuse_what_is_no_rate_or_size(rule, change):
-    arguments = {"base_learning_rate": 0.1, "global_batch_size": 512, "base_batch_size": 256}
+    arguments = {"base_learning_rate": 0.1, "global_batch_size": 1024, "base_batch_size": 256}
     name, value = next(iter(change.items()))
     arguments.update(change)
     rate = arguments.pop("base_learning_rate")
-    with pytest.raises(ConfigurationError, match=f"{name}={value!r}"):
+    with pytest.raises(ConfigurationError, match=re.escape(f"{name}={value!r}")):
         rule(rate, **arguments)
 
 
@@ -66,6 +71,11 @@ def test_rules_refuse_what_is_no_rate_or_size(rule, change):
 )
 def test_epochs_round_to_whole_updates_halves_up(epochs, steps_per_epoch, steps):
     assert epochs_to_steps(epochs, steps_per_epoch=steps_per_epoch) == steps
+
+
+def test_rules_refuse_a_rate_that_vanishes():
+    with pytest.raises(ConfigurationError, match=r"base_learning_rate=5e-324: times 0\.25 .* is 0"):
+        linear_scaling_rule(5e-324, global_batch_size=64)
 
 
 def warm(step, warmup_steps, initial=0.1, peak=3.2):

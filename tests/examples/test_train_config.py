@@ -1,4 +1,4 @@
-"""The parts of the example trainer that need no TensorFlow: its flags and its data split.
+"""The settings of the example trainer, most of which need no TensorFlow, and its data split.
 
 They run in a process of their own, with the folder of the examples on its path, as a user's do.
 """
@@ -6,6 +6,7 @@ They run in a process of their own, with the folder of the examples on its path,
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,8 @@ results = []
 for arguments in json.load(sys.stdin):
     with flagsaver.flagsaver():
         try:
-            flags.FLAGS(["train.py", *arguments])
-            results.append(dataclasses.asdict(_config.config_from_flags()))
+            _, *others = flags.FLAGS(["train.py", *arguments])
+            results.append(dataclasses.asdict(_config.config_from_flags(others)))
         except (flags.Error, ValueError) as error:
             results.append({"error": f"{type(error).__name__}: {error}"})
 assert "tensorflow" not in sys.modules
@@ -86,6 +87,7 @@ def parsed() -> dict[str, dict[str, Any]]:
         "bad decay": ["--run_dir=r", "--decay_epochs=30,soon"],
         "bad model": ["--run_dir=r", "--model=resnet51"],
         "bad number": ["--run_dir=r", "--epochs=many"],
+        "no dashes": ["--run_dir=r", "accumulation_steps=8"],
     }
     return dict(zip(cases, run_in_examples(PARSE, list(cases.values())), strict=True))
 
@@ -124,10 +126,27 @@ def test_an_empty_list_turns_decay_off(parsed: dict[str, dict[str, Any]]) -> Non
         ("bad decay", "ConfigurationError: --decay_epochs: must be numbers"),
         ("bad model", "resnet51"),
         ("bad number", "epochs"),
+        ("no dashes", "ConfigurationError: unknown arguments: accumulation_steps=8; flags begin"),
     ],
 )
 def test_what_is_wrong_is_named(parsed: dict[str, dict[str, Any]], case: str, message: str) -> None:
     assert message in parsed[case]["error"]
+
+
+def test_what_the_models_refuse_leaves_no_files(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "train.py", "--weight_decay=-1", f"--run_dir={tmp_path / 'run'}"],
+        cwd=EXAMPLES,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "train.py: weight_decay=-1.0 is not" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_split_is_fixed_disjoint_and_balanced() -> None:

@@ -192,6 +192,12 @@ def test_a_model_that_was_trained_is_not_touched() -> None:
         zero_init_residual(model)
 
 
+def test_a_single_layer_can_be_named() -> None:
+    model = built(lambda x: x + two_units(x))
+    assert zero_init_residual(model, layers=model.get_layer("first")) == [model.get_layer("first")]
+    assert zero_norms(model) == ["first"]
+
+
 def test_layers_that_cannot_be_named() -> None:
     model = built(lambda x: x + two_units(x))
     stranger = kl.BatchNormalization(name="stranger")

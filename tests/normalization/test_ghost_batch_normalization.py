@@ -158,6 +158,8 @@ def test_rows_that_n_does_not_divide(rows: int, advice: str) -> None:
         (lambda: GhostBatchNormalization(4, synchronized=True), "synchronized=True"),
         (lambda: GhostBatchNormalization(4, renorm=True), "renorm=True"),
         (lambda: GhostBatchNormalization(4, axis=-2)(values(8, 5)), "that of the rows"),
+        (lambda: GhostBatchNormalization(4, axis=7)(values(8, 3, 5)), "axis=7 .*there are 3 axes"),
+        (lambda: GhostBatchNormalization(4, axis=-4)(values(8, 3, 5)), "axis=-4 .*there are 3"),
     ],
 )
 def test_what_cannot_be(make: Any, message: str) -> None:

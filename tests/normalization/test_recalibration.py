@@ -147,6 +147,75 @@ def test_a_subclassed_model_on_plain_rows() -> None:
     np.testing.assert_allclose(model.norms[0].moving_mean.numpy(), ROWS.mean(0), rtol=1e-5)
 
 
+def called_twice(x: Any, norm: Any) -> Any:
+    return norm(x) + norm(2 * x)
+
+
+def in_time_steps(x: Any, norm: Any) -> Any:
+    steps = keras.layers.Reshape((3, 1))(x)
+    return keras.layers.TimeDistributed(norm)(steps)
+
+
+class InInferenceMode(keras.layers.Wrapper):
+    def call(self, inputs: Any) -> Any:
+        return self.layer(inputs, training=False)
+
+
+def in_inference_mode(x: Any, norm: Any) -> Any:
+    return InInferenceMode(norm)(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "shared", "message"),
+    [
+        (called_twice, keras.layers.BatchNormalization(), "called more than once"),
+        (called_twice, keras.layers.BatchNormalization(dtype="float16"), "called more than once"),
+        (called_twice, GhostBatchNormalization(11), "called more than once"),
+        (in_time_steps, keras.layers.BatchNormalization(), "called more than once"),
+        (in_inference_mode, keras.layers.BatchNormalization(), "not called in training mode"),
+    ],
+)
+def test_layers_not_called_once_are_refused(call: Any, shared: Any, message: str) -> None:
+    """They would keep the statistics of one call alone, or of none."""
+    x = keras.Input((3,))
+    once = keras.layers.BatchNormalization(name="once")
+    model = keras.Model(x, once(call(x, shared)))
+    before = model.get_weights()
+    with pytest.raises(ConfigurationError, match=f"^{shared.name} is {message}"):
+        recalibrate_batch_norm(model, batches(32))
+    for weight, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, old)
+    shared.trainable = False
+    recalibrate_batch_norm(model, batches(32))
+    outputs = np.asarray(call(tf.constant(ROWS), shared), np.float64)
+    expected = outputs.reshape(-1, outputs.shape[-1]).mean(0)
+    np.testing.assert_allclose(once.moving_mean.numpy(), expected, rtol=1e-2)
+
+
+class Stateful(keras.layers.Layer):
+    """A layer whose calls change a metric, and a weight as `SpectralNormalization` does."""
+
+    def build(self, shape: Any) -> None:
+        self.seen = keras.metrics.Mean(name="seen")
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        self.seen.update_state(inputs)
+        self.scale.assign(self.scale * 0.5)
+        return inputs * self.scale
+
+
+def test_metrics_and_weights_changed_in_a_call_are_put_back() -> None:
+    inner = keras.Sequential([keras.Input((3,)), Stateful(), keras.layers.BatchNormalization()])
+    model = keras.Sequential([keras.Input((3,)), inner])
+    model(ROWS)
+    layer = inner.layers[0]
+    before = [float(layer.seen.result()), float(layer.scale.numpy())]
+    assert before[0] != 0
+    recalibrate_batch_norm(model, batches(5))
+    assert [float(layer.seen.result()), float(layer.scale.numpy())] == before
+
+
 class WithoutMomentum(keras.layers.Layer):
     def build(self, shape: Any) -> None:
         self.moving_mean = self.add_weight(shape=(3,), trainable=False)

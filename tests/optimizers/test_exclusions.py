@@ -81,7 +81,7 @@ def positions(model: keras.Model) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", [LARS, MomentumSGD])
-@pytest.mark.parametrize("way", ["types", "layers", "variables", "names"])
+@pytest.mark.parametrize("way", ["types", "list of types", "layers", "variables", "names"])
 def test_excluded_ones_are_trained_by_plain_momentum_sgd(kind, way):
     model = nested_model()
     block = model.inner.layers[-1]
@@ -89,6 +89,8 @@ def test_excluded_ones_are_trained_by_plain_momentum_sgd(kind, way):
     odd = [model.trainable_variables[i] for i in positions(model)]
     if way == "types":
         optimizer.exclude(model, layer_types=ODD_ONES)
+    elif way == "list of types":
+        optimizer.exclude(model, layer_types=list(ODD_ONES))
     elif way == "layers":
         optimizer.exclude([block.embedding, block.norm])
     elif way == "variables":
@@ -207,12 +209,90 @@ def test_another_models_exclusions_are_refused(sizes, words, built):
         again.build(functional(*sizes).trainable_variables)
 
 
+# Layers of equal shapes, so that only their places tell them apart.
+
+
+def three_layers() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), *(LAYERS.Dense(4) for _ in range(3))])
+
+
+@keras.saving.register_keras_serializable(package="test_exclusions")
+class Renamed(keras.Model):
+    """Its layers have no names: a reloaded model's are counted on, and none of them is frozen."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.stack = [LAYERS.Dense(4) for _ in range(3)]
+
+    def build(self, input_shape: Any) -> None:
+        for layer in self.stack:
+            layer.build((None, 4))
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        for layer in self.stack:
+            inputs = layer(inputs)
+        return inputs
+
+
+def denses(model: keras.Model) -> list[Any]:
+    return model.stack if isinstance(model, Renamed) else model.layers
+
+
+def freeze(model: keras.Model, marks: str) -> None:
+    """Layers with a "-" are frozen, those with a "+" are not."""
+    for layer, mark in zip(denses(model), marks, strict=True):
+        layer.trainable = mark == "+"
+
+
+FEWER = [  # marks, number of the excluded layer, marks when it is saved, whether it is found
+    ("+++", 2, "-++", True),
+    ("+++", 1, "-+-", True),
+    ("+++", 2, "++-", False),
+    ("+++", 0, "---", False),
+]
+OTHERS = [  # where the optimizer knows too few: only paths help
+    ("-+-", 1, "+--", False),  # as many as before, of the same shapes
+    ("-++", 1, "++-", True),
+    ("--+", 2, "+++", True),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+@pytest.mark.parametrize(
+    ("make", "built", "first", "excluded", "then", "found"),
+    [
+        *((three_layers, built, *case) for built in (True, False) for case in FEWER + OTHERS),
+        *((Renamed, True, *case) for case in FEWER),
+        (Renamed, True, "-++", 2, "-+-", False),
+    ],
+)
+def test_freezing_moves_no_exclusion(
+    tmp_path: Path, make, built, first, excluded, then, found, recwarn
+):
+    model = make()
+    model.build((None, 4))
+    freeze(model, first)
+    optimizer = MomentumSGD(0.1, weight_decay=0.1)
+    optimizer.exclude(denses(model)[excluded])
+    if built:
+        optimizer.build(model.trainable_variables)
+    model.compile(optimizer, "mse")
+    freeze(model, then)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    trained_ones = [layer for layer in denses(loaded) if layer.trainable]
+    expected = [denses(loaded)[excluded]] if found else []
+    assert [x for x in trained_ones if loaded.optimizer.is_excluded(x.kernel)] == expected
+    assert sum("frozen by then" in str(each.message) for each in recwarn) == (not found)
+
+
 def test_a_version_to_come_is_refused():
     optimizer = LARS(0.1)
     optimizer.exclude(functional(4))
     config = optimizer.get_config()
-    config["exclusions"]["version"] = 2
-    with pytest.raises(ConfigurationError, match=r"version 2.* reads version 1"):
+    config["exclusions"]["version"] = 3
+    with pytest.raises(ConfigurationError, match=r"version 3.* reads version 2"):
         LARS.from_config(config)
 
 
@@ -247,6 +327,12 @@ def from_decay(**options: Any) -> Any:
         (exclude([]), r"nothing to leave out: \[\]"),
         (exclude("dense"), "takes a layer or a variable.*not 'dense'"),
         (exclude(tf.Variable(1.0), layer_types=LAYERS.Dense), "takes a model or layer"),
+        (exclude(functional(4), layer_types=[]), r"in layers of \(\)\. Layers with some: Dense"),
+        (
+            exclude(functional(4), layer_types=["Dense"]),
+            r"layer_types=\['Dense'\]: must be a class",
+        ),
+        (exclude(functional(4), layer_types=LAYERS.Dense(1)), r"layer_types=<Dense .*a class"),
         (from_decay(), "neither var_list nor var_names"),
         (from_decay(var_list=[], var_names=[]), "neither var_list nor var_names"),
         (from_decay(var_names=["("]), r"'\(', which is not a regular expression"),

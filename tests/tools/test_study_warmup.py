@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import tf_largebatch as tlb
-from tests.tools.tool_runs import load, refusal, run_tool
+from tests.tools.tool_runs import ROOT, load, refusal, run_tool
 
 settings = load("_study_settings")
 results = load("_study_results")
@@ -123,6 +127,18 @@ def test_a_line_that_was_not_finished_is_made_again(tmp_path: Path) -> None:
     assert list(results.read_rows(path)) == [first, second]
 
 
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"[]", b"\xff", b'{"setting": {"bach": 8}}', b'{"seting": {}}', b"3"]
+)
+def test_a_damaged_line_is_named(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    first = Setting(batch=8, rate=0.1, warmup="none")
+    results.append_row(path, first, outcome(0.25))
+    path.write_bytes(path.read_bytes() + damage + b"\n")
+    with pytest.raises(tlb.DataError, match=r"results\.jsonl, line 2: is not a run"):
+        results.read_rows(path)
+
+
 def append_many(path: Path, seeds: range) -> None:
     for seed in seeds:
         setting = Setting(batch=8, rate=0.1, warmup="none", seed=seed)
@@ -206,7 +222,11 @@ def test_no_plots_without_runs(tmp_path: Path) -> None:
     [
         ("--study=tables", "must be of table, size"),
         ("--only=gradul", "--study=table has baseline, gradual"),
+        ("--study=", "--study=: must be of table, size"),
         ("--seeds=many", "must be as 0, or 1-5"),
+        ("--seeds=5-1", "must be as 0, or 1-5"),
+        ("--results=.", "--results=.: Is a directory"),
+        ("extra", "Unknown arguments: extra; flags begin with --"),
         ("--processes=0", "--processes"),
     ],
 )
@@ -214,12 +234,59 @@ def test_wrong_flags(flag: str, complaint: str, tmp_path: Path) -> None:
     assert complaint in refusal("study_warmup", flag, cwd=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("contents", "complaint"),
+    [
+        (None, "results.jsonl: No such file"),
+        ("", "has no runs of --split=0"),
+        ("\n", "results.jsonl, line 1: is not a run"),
+    ],
+)
+def test_a_report_of_nothing(contents: str | None, complaint: str, tmp_path: Path) -> None:
+    if contents is not None:
+        (tmp_path / "results.jsonl").write_text(contents)
+    done = run_tool("study_warmup", "--report", "--results=results.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert complaint in done.stderr and "Traceback" not in done.stderr
+
+
 # Runs
+
+
+def test_the_processes_of_a_killed_study_end(tmp_path: Path) -> None:
+    study = subprocess.Popen(
+        [sys.executable, ROOT / "tools" / "study_warmup.py", "--results=r", "--processes=1"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    started: list[psutil.Process] = []
+    try:
+        while not any(_has_tensorflow(process) for process in started):
+            assert study.poll() is None
+            time.sleep(0.1)
+            started = psutil.Process(study.pid).children(recursive=True)
+    finally:
+        study.kill()
+        study.wait()
+    _, left = psutil.wait_procs(started, timeout=60)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def _has_tensorflow(process: psutil.Process) -> bool:
+    try:
+        return "libtensorflow" in Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return False
 
 
 @pytest.fixture(scope="module")
 def runs() -> Any:
     before = list(sys.path)
+    load("_local_cluster")
     yield load("_study_runs")
     sys.path[:] = before
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tf_largebatch.callbacks._callbacks_in_use import callbacks_in_use
 from tf_largebatch.core.batch_norm import (
@@ -20,13 +19,18 @@ from tf_largebatch.core.batch_norm import (
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.scaling import require_count
 from tf_largebatch.normalization._moving_statistics import (
+    components,
     layers_with_moving_statistics,
     pool_over_workers,
     read_statistics,
     write_statistics,
 )
 
-_SAVERS = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore)
+_SAVERS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("ModelCheckpoint", "BackupAndRestore", "OrbaxCheckpoint")
+    if hasattr(keras.callbacks, name)  # the last only in newer versions of Keras
+)
 
 
 class BatchNormSync(keras.callbacks.Callback):
@@ -48,17 +52,19 @@ class BatchNormSync(keras.callbacks.Callback):
     variance: all of it, for epochs that are longer than a few times `1 / (1 - m)` steps.
 
     When: at the start of an evaluation, at the end of an epoch, every `every_steps` steps if asked
-    for, and at the end of training; each time only if a batch was trained since the last. That is
-    one collective of the workers each time, whatever the number of layers. Training itself is not
-    changed, as it does not use moving statistics. Layers: every one with `moving_mean` and
-    `moving_variance`, however deep. With one replica there is nothing to do.
+    for, and at the end of training; each time only if a batch was trained since the last, or Keras
+    has just been given this callback, for `fit` or an evaluation of its own. That is one collective
+    of the workers each time, whatever the number of layers. Training itself is not changed, as it
+    does not use moving statistics. Layers: every one with `moving_mean` and `moving_variance`,
+    however deep. With one replica there is nothing to do.
 
     Keras calls callbacks in the order of the list, so this one must stand before those that save or
     evaluate; it is needed on every worker.
 
-    When training begins it also warns of a momentum that is too high for the number of steps: when
-    the moving averages will still hold more than a thousandth of their initial values at the end
-    (keras 7177, 3949). See `Recipe.batch_norm_momentum`, `recalibrate_batch_norm`.
+    When the first epoch begins it also warns of a momentum that is too high for the number of
+    steps: when moving averages that still are the initial ones, mean 0 and variance 1, will hold
+    more than a thousandth of those at the end (keras 7177, 3949). Steps are the batches of this
+    `fit`. See `Recipe.batch_norm_momentum`, `recalibrate_batch_norm`.
 
     Args:
         every_steps: also after so many batches, counted as `ModelCheckpoint(save_freq=...)` counts
@@ -67,9 +73,10 @@ class BatchNormSync(keras.callbacks.Callback):
 
     Raises:
         ConfigurationError: `every_steps` is no integer of 1 or more. When training begins, if a
-            callback of Keras that saves stands before this one, or a layer has `renorm=True`.
-            When statistics are pooled, if the model has replicas on other workers under another
-            strategy than `LargeBatchStrategy`.
+            callback of Keras that saves, or keeps the best weights (`EarlyStopping` with
+            `restore_best_weights=True`), stands before this one, or a layer has `renorm=True`. When
+            statistics are pooled, if the model has replicas on other workers under another strategy
+            than `LargeBatchStrategy`.
     """
 
     def __init__(self, *, every_steps: int | None = None) -> None:
@@ -80,18 +87,26 @@ class BatchNormSync(keras.callbacks.Callback):
         self._differ = True  # as far as is known
         self._batches = 0
         self._last_batch = -1
+        self._momentum_is_checked = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """The model, which may be another one, or may have been trained without this callback."""
+        super().set_model(model)
+        self._differ = True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the order of callbacks, and the momentum against the steps to come."""
+        """Checks the order of callbacks, and for layers that cannot be pooled."""
         _refuse_savers_in_front(self, callbacks_in_use())
-        layers = layers_with_moving_statistics(self.model)
-        steps, epochs = self.params.get("steps"), self.params.get("epochs")
-        if steps and epochs:
-            done = int(tf.convert_to_tensor(self.model.optimizer.iterations))
-            _warn_of_momentum(layers, done + steps * epochs)
+        layers_with_moving_statistics(self.model)
+        self._momentum_is_checked = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Checks the momentum in the first epoch of a `fit`, which Keras tells of nowhere else."""
         self._last_batch = -1
+        steps, epochs = self.params.get("steps"), self.params.get("epochs")
+        if steps and epochs and not self._momentum_is_checked:
+            _warn_of_momentum(layers_with_moving_statistics(self.model), steps * (epochs - epoch))
+        self._momentum_is_checked = True
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts batches, of which Keras reports the last of each call."""
@@ -132,7 +147,7 @@ def _refuse_savers_in_front(mine: BatchNormSync, in_use: Sequence[Any]) -> None:
             return
         # Within a callback that wraps another, such as one for the chief alone, it is that.
         inner = getattr(other, "callback", other)
-        if isinstance(inner, _SAVERS):
+        if isinstance(inner, _SAVERS) or getattr(inner, "restore_best_weights", False):
             raise ConfigurationError(
                 f"{type(inner).__name__} stands before BatchNormSync in callbacks, and would save "
                 "moving statistics of one replica alone. Put BatchNormSync first."
@@ -144,7 +159,7 @@ def _warn_of_momentum(layers: Sequence[Any], steps: int) -> None:
     by_momentum: dict[float, int] = defaultdict(int)
     for layer in layers:
         momentum = getattr(layer, "momentum", None)
-        if layer.trainable and isinstance(momentum, float):
+        if layer.trainable and isinstance(momentum, float) and _holds_initial_values(layer):
             by_momentum[momentum] += 1
     for momentum, count in sorted(by_momentum.items()):
         share = initial_weight(momentum, steps)
@@ -157,3 +172,11 @@ def _warn_of_momentum(layers: Sequence[Any], steps: int) -> None:
                 "tf_largebatch.normalization.recalibrate_batch_norm when training is over.",
                 stacklevel=2,
             )
+
+
+def _holds_initial_values(layer: Any) -> bool:
+    return all(
+        np.all(component.numpy() == value)
+        for variable, value in ((layer.moving_mean, 0), (layer.moving_variance, 1))
+        for component in components(variable)
+    )

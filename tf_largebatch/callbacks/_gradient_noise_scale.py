@@ -45,9 +45,10 @@ class GradientNoiseScale(keras.callbacks.Callback):
     gradients that were not finite. At the end of training the result is logged by absl; a global
     batch above the noise scale is warned of.
 
-    Weight decay of the optimizer is no part of the gradient here; an L2 term of the loss is.
-    Batches must be weighted alike: a loss that is a sum rather than a mean is measured wrongly.
-    After an exception within `fit` the step goes on measuring until the model is compiled again.
+    It is needed on every worker. Weight decay of the optimizer is no part of the gradient here; an
+    L2 term of the loss is. Batches must be weighted alike: a loss that is a sum rather than a mean
+    is measured wrongly. After an exception within `fit` the step goes on measuring until the model
+    is compiled again.
 
     Args:
         recipe: the `Recipe` of the run, for b = `per_replica_batch_size` and B =

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tf_largebatch.core.batch_norm import batch_norm_momentum_advice
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.scaling import (
+    MAX_COUNT,
     constant_warmup,
     epochs_to_steps,
     gradual_warmup,
@@ -64,8 +65,8 @@ class Recipe:
         accumulation_steps: a, batches whose gradients are averaged into one update.
 
     Raises:
-        ConfigurationError: a value breaks its rule, or there are fewer examples than one global
-            batch.
+        ConfigurationError: a value breaks its rule, there are fewer examples than one global
+            batch, more than 2**53 updates, or the peak is not finite.
     """
 
     num_examples: int
@@ -109,6 +110,8 @@ class Recipe:
             self._set("decay_epochs", self._checked_decay_epochs())
         if self.num_examples < self.global_batch_size:
             raise ConfigurationError(self._batch_too_large_message())
+        self._refuse_too_many_updates()
+        require_number("peak_learning_rate", self.peak_learning_rate)
 
     def _set(self, name: str, value: Any) -> None:
         # The one way to write a field of a frozen dataclass, used while it is being made only.
@@ -127,6 +130,16 @@ class Recipe:
                 f"decay_epochs={given!r}: must increase and lie below epochs={self.epochs}."
             )
         return epochs
+
+    def _refuse_too_many_updates(self) -> None:
+        names = ("epochs",) if self.warmup == "none" else ("epochs", "warmup_epochs")
+        for name in names:
+            epochs = getattr(self, name)
+            if epochs * self.steps_per_epoch > MAX_COUNT:
+                raise ConfigurationError(
+                    f"{name}={epochs!r}: at {self.steps_per_epoch} updates an epoch must be at "
+                    "most 2**53 updates, to be counted exactly."
+                )
 
     def _batch_too_large_message(self) -> str:
         replicas = self.num_examples // (self.per_replica_batch_size * self.accumulation_steps)
@@ -211,10 +224,11 @@ class Recipe:
 
         That is the batches a replica sees at the lowest rate, after the last decay; 0.9, the
         paper's, unless they are fewer than 100. Averages that look back further hold statistics of
-        weights that are no more.
+        weights that are no more. A decay that rounding moves to the end of training counts as none.
         """
-        updates = self.total_steps - max((0, *self.decay_steps))
-        return batch_norm_momentum_advice(max(1, updates * self.accumulation_steps))
+        decays = (step for step in self.decay_steps if step < self.total_steps)
+        updates = self.total_steps - max(decays, default=0)
+        return batch_norm_momentum_advice(updates * self.accumulation_steps)
 
     def learning_rate_at(self, step: npt.ArrayLike) -> Any:
         """The rate at optimizer update `step`, by the formula of the class, in float64.
@@ -330,6 +344,8 @@ class Recipe:
     def _warmup_line(self) -> str:
         if not self.warmup_steps:
             return "none"
+        if not self._ramps:
+            return f"none, as the peak is not above the base rate of {self.base_learning_rate:g}"
         past_the_end = ", longer than training" if self.warmup_steps > self.total_steps else ""
         return (
             f"{self.warmup}, from {self.initial_learning_rate:g}, "
@@ -341,15 +357,19 @@ class Recipe:
         if not epochs:
             return "none"
         # Short trial runs with the defaults for long ones; legal, but seldom what is meant.
-        during_warmup = any(step < self.warmup_steps for step in self.decay_steps)
+        during_warmup = self._ramps and any(step < self.warmup_steps for step in self.decay_steps)
         note = "; NOTE: decays before the warmup ends" if during_warmup else ""
         return f"x {self.decay_factor:g} at epochs {epochs}{note}"
+
+    @property
+    def _ramps(self) -> bool:
+        return self.initial_learning_rate < self.peak_learning_rate
 
     def _milestones(self) -> dict[int, str]:
         """{update: what happens there}, those within training."""
         notes: dict[int, list[str]] = {}
         notes.setdefault(0, []).append("first update")
-        if self.warmup_steps:
+        if self.warmup_steps and self._ramps:
             notes.setdefault(self.warmup_steps - 1, []).append("last of warmup")
             notes.setdefault(self.warmup_steps, []).append("first after warmup")
         for step in self.decay_steps:

@@ -17,6 +17,8 @@ import numpy as np
 
 from tf_largebatch.core.errors import ConfigurationError
 
+MAX_COUNT = 2**53  # up to here, float64 holds every integer
+
 
 class ArrayNamespace(Protocol):
     """What a formula needs from `numpy` or `tensorflow`."""
@@ -32,8 +34,8 @@ def require_count(name: str, value: Any, *, minimum: int = 1) -> int:
     """Returns `value` as a Python int.
 
     Raises:
-        ConfigurationError: `value` is not an integer (a bool or a float is none), or is smaller
-            than `minimum`.
+        ConfigurationError: `value` is not an integer (a bool or a float is none), is smaller than
+            `minimum`, or larger than `MAX_COUNT`.
     """
     try:
         # True would pass for 1, and is never meant as a count.
@@ -42,6 +44,8 @@ def require_count(name: str, value: Any, *, minimum: int = 1) -> int:
         count = None
     if count is None or count < minimum:
         raise ConfigurationError(f"{name}={value!r}: must be an integer, {minimum} or more.")
+    if count > MAX_COUNT:
+        raise ConfigurationError(f"{name}={value!r}: must be at most 2**53, to be counted exactly.")
     return count
 
 
@@ -55,7 +59,10 @@ def require_number(
             (`may_equal_minimum`: not `minimum` or above).
     """
     is_number = isinstance(value, (int, float, np.integer, np.floating))
-    number = float(value) if is_number and not isinstance(value, bool) else math.nan
+    try:
+        number = float(value) if is_number and not isinstance(value, bool) else math.nan
+    except OverflowError:  # of an int
+        number = math.inf
     if not (number > minimum or (may_equal_minimum and number == minimum)) or math.isinf(number):
         rule = f"{minimum:g} or more" if may_equal_minimum else f"greater than {minimum:g}"
         raise ConfigurationError(f"{name}={value!r}: must be a finite number, {rule}.")
@@ -83,9 +90,7 @@ def linear_scaling_rule(
     Raises:
         ConfigurationError: a rate or a size is not positive and finite, or a size is no integer.
     """
-    return require_number("base_learning_rate", base_learning_rate) * _batch_ratio(
-        global_batch_size, base_batch_size
-    )
+    return _scaled(base_learning_rate, _batch_ratio(global_batch_size, base_batch_size))
 
 
 def sqrt_scaling_rule(
@@ -97,9 +102,17 @@ def sqrt_scaling_rule(
     mean. Often preferred with adaptive optimizers. Arguments, return and errors as in
     `linear_scaling_rule`.
     """
-    return require_number("base_learning_rate", base_learning_rate) * math.sqrt(
-        _batch_ratio(global_batch_size, base_batch_size)
-    )
+    return _scaled(base_learning_rate, math.sqrt(_batch_ratio(global_batch_size, base_batch_size)))
+
+
+def _scaled(base_learning_rate: float, factor: float) -> float:
+    rate = require_number("base_learning_rate", base_learning_rate) * factor
+    if rate == 0 or math.isinf(rate):
+        raise ConfigurationError(
+            f"base_learning_rate={base_learning_rate!r}: times {factor:g} must be a finite number, "
+            f"greater than 0, and is {rate}."
+        )
+    return rate
 
 
 def _batch_ratio(global_batch_size: int, base_batch_size: int) -> float:

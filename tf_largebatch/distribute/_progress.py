@@ -59,7 +59,7 @@ def judge(
                 f"{own.arrivals}: [{own.digest}] {own.description}\n"
                 f"  worker {rank} at {topology.addresses[rank]}, arrival {position.arrivals}: "
                 f"[{position.digest}] {position.description}\n"
-                "Build the same model, optimizer, metrics and inputs on every worker."
+                "Build the same model, optimizer, metrics, inputs and callbacks on every worker."
             )
     if stalled_seconds < timeout_seconds:
         return None

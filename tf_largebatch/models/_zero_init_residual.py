@@ -18,7 +18,9 @@ _INSTEAD = (
 
 
 def zero_init_residual(
-    model: keras.Model, *, layers: Sequence[keras.layers.Layer] | None = None
+    model: keras.Model,
+    *,
+    layers: Sequence[keras.layers.Layer] | keras.layers.Layer | None = None,
 ) -> list[Any]:
     """Sets gamma to zero in the last batch norm of each residual branch of a new model.
 
@@ -40,7 +42,7 @@ def zero_init_residual(
     Args:
         model: built, and not trained yet; call this before `fit`, within the strategy's scope or
             not.
-        layers: the batch norms to set, instead of looking for them.
+        layers: the batch norms to set, or the one, instead of looking for them.
 
     Returns:
         The batch norms whose gamma is zero now, in the order of the model.
@@ -55,7 +57,10 @@ def zero_init_residual(
         raise ConfigurationError(
             f"Model {model.name} is not built, so it has no gammas yet. Call it on a batch first."
         )
-    chosen = last_norms_of_branches(model, instead=_INSTEAD) if layers is None else list(layers)
+    if layers is None:
+        chosen = last_norms_of_branches(model, instead=_INSTEAD)
+    else:
+        chosen = [layers] if isinstance(layers, keras.layers.Layer) else list(layers)
     if not chosen:
         raise ConfigurationError(
             f"Model {model.name} has no residual branch that ends in a batch norm; pre-activation "

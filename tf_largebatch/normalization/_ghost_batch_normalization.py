@@ -53,8 +53,8 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
 
     Raises:
         ConfigurationError: for a size that is no integer of 1 or more, `synchronized=True`,
-            `renorm=True`, or `axis` at the rows; in training, for rows that n does not divide, or a
-            mask.
+            `renorm=True`, or `axis` at the rows or beyond the inputs; in training, for rows that n
+            does not divide, or a mask.
         tf.errors.InvalidArgumentError: in training, where the number of rows is known only when
             the step runs, and n does not divide it.
     """
@@ -73,7 +73,13 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
         self.virtual_batch_size = require_count("virtual_batch_size", virtual_batch_size)
 
     def build(self, input_shape: Any) -> None:
-        if self.axis % len(input_shape) == 0:
+        rank = len(input_shape)
+        if not -rank <= self.axis < rank:
+            raise ConfigurationError(
+                f"axis={self.axis} of inputs of shape {tuple(input_shape)}: there are {rank} axes. "
+                "Use that of the channels: -1, or 1 for channels_first."
+            )
+        if self.axis % rank == 0:
             raise ConfigurationError(
                 f"axis={self.axis} of inputs of shape {tuple(input_shape)} is that of the rows, "
                 "which are cut into groups. Use the axis of the channels: -1, or 1 for "

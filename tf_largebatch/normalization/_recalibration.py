@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -41,9 +42,15 @@ def recalibrate_batch_norm(
     counts a batch's groups by the mean of their variances). Under `LargeBatchStrategy` each worker
     takes its own rows, and one collective pools them: all end with equal statistics, bit by bit.
 
+    Rows are what is counted, and batch norm averages over their places (pixels, time steps). So
+    this is exact where all rows have equally many places in front of a layer, none of them masked.
+    With masks, or batches of different image sizes or lengths, w_b still is a share of rows, not of
+    places, and the result is not that over all places. Masks are not seen from here, nor refused.
+
     Weights, optimizer, metrics, random seeds, momentum and all other state stay, or are put back,
     as they were, also when the pass fails; then the statistics are the old ones too. Layers frozen
-    by `trainable = False` keep theirs, as in training. Dropout and the like are active.
+    by `trainable = False` keep theirs, as in training. Dropout and the like are active. The first
+    batch is run twice, to see that each layer is called once.
 
     Args:
         model: built; under a strategy, made in its scope.
@@ -58,19 +65,25 @@ def recalibrate_batch_norm(
 
     Raises:
         ConfigurationError: the model is not built, or has no batch norm to calibrate, or one with
-            `renorm=True` or without a `momentum`; the data set is of another type, is endless
-            without `steps`, or has no batch; `steps` is no integer of 1 or more.
+            `renorm=True` or without a `momentum`, or one that a forward pass calls more than once
+            (in siamese branches, or within `TimeDistributed` or a recurrent cell) or never in
+            training mode; the data set is of another type, is endless without `steps`, or has no
+            batch; `steps` is no integer of 1 or more.
     """
     layers = _layers_to_calibrate(model)
     strategy = model.distribute_strategy
     batches = _batches(dataset, strategy, steps)
     local_replicas, _, channels = read_statistics(layers).shape
     collected = _PooledBatches(replicas=local_replicas, channels=channels)
-    with _batch_statistics_as_moving_ones(model, layers):
+    with _moving_statistics_halved(model, layers):
         forward = _forward(model, strategy)
         for batch in batches:
+            if not collected.batches:
+                _refuse_layers_not_called_once(layers, functools.partial(forward, batch))
+            write_statistics(layers, np.zeros(channels), np.zeros(channels))
             rows = strategy.experimental_local_results(forward(batch))
-            collected.add(read_statistics(layers), [int(count) for count in rows])
+            # Twice 0 / 2 + statistics / 2: powers of two, so nothing is rounded.
+            collected.add(2 * read_statistics(layers), [int(count) for count in rows])
     if not collected.batches:
         raise ConfigurationError(
             "The data set has no batch, so there is nothing to estimate statistics from. One that "
@@ -164,27 +177,75 @@ def _forward(model: keras.Model, strategy: tf.distribute.Strategy) -> Any:
     return forward
 
 
-@contextlib.contextmanager
-def _batch_statistics_as_moving_ones(model: keras.Model, layers: Sequence[Any]) -> Iterator[None]:
-    """Within, a step leaves a batch's own statistics as the moving ones; after, all is as before.
+def _refuse_layers_not_called_once(layers: Sequence[Any], run: Callable[[], Any]) -> None:
+    """Runs a batch from moving means so large that what is left of them tells a layer's calls.
 
-    With momentum 0 nothing of the old average stays.
+    Each call leaves a half, beside which its own mean does not count. So this sees calls in loops,
+    too, that a graph holds once.
+    """
+    for layer in layers:
+        for component in components(layer.moving_mean):
+            component.assign(tf.fill(component.shape, tf.cast(_start(layer), component.dtype)))
+    run()
+    left = [
+        np.abs([part.numpy() / _start(layer) for part in components(layer.moving_mean)])
+        for layer in layers
+    ]
+    # First, as in inference mode those starts have spoilt what is behind them.
+    for layer, share in zip(layers, left, strict=True):
+        if np.all(share == 1):
+            raise ConfigurationError(
+                f"{layer.name} is not called in training mode by model(inputs, training=True), so "
+                "no batch changes its statistics. Freeze it (trainable=False) to leave them as "
+                "they are."
+            )
+    for layer, share in zip(layers, left, strict=True):
+        if np.all(share < 0.375):  # between a half and a quarter; what is no number passes
+            raise ConfigurationError(
+                f"{layer.name} is called more than once in a forward pass, and has one mean and "
+                "variance, from which those of its calls cannot be told. Call it once, on the rows "
+                "of all calls, or freeze it (trainable=False) to leave its statistics as they are."
+            )
+
+
+def _start(layer: Any) -> float:
+    """A power of two, far above any mean and far below the largest number."""
+    return 2.0**15 if layer.moving_mean.dtype == "float16" else 2.0**100
+
+
+@contextlib.contextmanager
+def _moving_statistics_halved(model: keras.Model, layers: Sequence[Any]) -> Iterator[None]:
+    """Within, each call of a layer makes (old + batch's) / 2 of its moving statistics.
+
+    After, all variables and momenta are as before.
     """
     momenta = [layer.momentum for layer in layers]
     state = [
         (component, component.numpy())
-        for variable in model.non_trainable_variables
+        for variable in _all_variables(model)
         if variable.dtype != "string"
         for component in components(variable)
     ]
     try:
         for layer in layers:
-            layer.momentum = 0.0
-            for component in components(layer.moving_mean) + components(layer.moving_variance):
-                component.assign(tf.zeros_like(component))  # 0 times NaN would stay NaN
+            layer.momentum = 0.5
         yield
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
         for component, value in state:
             component.assign(value)
+
+
+def _all_variables(model: keras.Model) -> list[Any]:
+    """Those that a forward pass might change: metrics within layers, and weights too.
+
+    `keras.layers.SpectralNormalization` assigns its layer's kernel.
+    """
+    of_metrics = [
+        variable
+        for layer in model._flatten_layers()
+        for metric in layer._metrics
+        for variable in metric.variables
+    ]
+    return [*model.variables, *of_metrics]

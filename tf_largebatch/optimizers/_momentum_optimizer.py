@@ -81,11 +81,12 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
         of several dimensions as in attention. `exclusion_report()` shows what came of it.
 
         What is excluded is stored with the optimizer's configuration, by position, so that it
-        survives saving, and other names of layers in the process that loads.
+        survives saving, and other names of layers in the process that loads. What has been frozen
+        since is not among the variables of the optimizer that is loaded, which warns of it.
 
         Args:
             target: a model, a layer, a variable, or a list of them. Layers must be built.
-            layer_types: only of layers of this class, or one of these classes, wherever they are
+            layer_types: only of layers of this class, or of a list of classes, wherever they are
                 nested in `target`; as `exclude(model, layer_types=keras.layers.Embedding)`.
 
         Raises:
