@@ -261,7 +261,7 @@ def test_saved_training_goes_on_as_if_never_stopped(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer) is LARS
     (excluded,) = loaded.optimizer.get_config()["exclusions"]["variables"]
-    assert (excluded["position"], excluded["shape"]) == (0, [4, 3])
+    assert (excluded["place"][0], excluded["shape"]) == (0, [4, 3])
     for a, b in zip(fit(model), fit(loaded), strict=True):
         np.testing.assert_array_equal(a, b)
 
