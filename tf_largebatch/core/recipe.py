@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tf_largebatch.core.batch_norm import batch_norm_momentum_advice
 from tf_largebatch.core.errors import ConfigurationError
+from tf_largebatch.core.recipe_text import batch_formula, description
 from tf_largebatch.core.scaling import (
     MAX_COUNT,
     constant_warmup,
@@ -155,17 +156,8 @@ class Recipe:
         advice = f" Use at most {' or '.join(ways)}." if ways else ""
         return (
             f"num_examples={self.num_examples} is less than one global batch of "
-            f"{self._batch_formula()}, so an epoch would have no update.{advice}"
+            f"{batch_formula(self)}, so an epoch would have no update.{advice}"
         )
-
-    def _batch_formula(self) -> str:
-        formula = (
-            f"{self.global_batch_size} = {self.per_replica_batch_size} per replica "
-            f"x {self.num_replicas} replicas"
-        )
-        if self.accumulation_steps > 1:
-            formula += f" x {self.accumulation_steps} accumulated"
-        return formula
 
     @property
     def global_batch_size(self) -> int:
@@ -194,11 +186,12 @@ class Recipe:
         """The decay boundaries: each is the first update at its lower rate."""
         return tuple(
             epochs_to_steps(epoch, steps_per_epoch=self.steps_per_epoch)
-            for epoch in self._decay_epochs_or_default
+            for epoch in self.effective_decay_epochs
         )
 
     @property
-    def _decay_epochs_or_default(self) -> tuple[float, ...]:
+    def effective_decay_epochs(self) -> tuple[float, ...]:
+        """`decay_epochs`, or its default."""
         if self.decay_epochs is not None:
             return self.decay_epochs
         # Multiplied before divided, so that 90 gives exactly 30, 60 and 80.
@@ -315,64 +308,4 @@ class Recipe:
         The table at the end has the first update, the last one of warmup and the one after it (at
         the peak, unless a decay came before), each decay and the last update.
         """
-        spare = self.num_examples - self.steps_per_epoch * self.global_batch_size
-        rows = [
-            ("global batch", self._batch_formula()),
-            (
-                "peak rate",
-                f"{self.peak_learning_rate:g} = {self.base_learning_rate:g} "
-                f"x {self.global_batch_size} / {self.base_batch_size}",
-            ),
-            (
-                "an epoch",
-                f"{self.steps_per_epoch} updates = {self.num_examples} examples / "
-                f"{self.global_batch_size}; {spare} examples dropped",
-            ),
-            ("training", f"{self.total_steps} updates = {self.epochs} epochs"),
-            ("warmup", self._warmup_line()),
-            ("decay", self._decay_line()),
-        ]
-        lines = ["Recipe", *(f"  {name:<13} {text}" for name, text in rows), ""]
-        lines.append(f"  {'update':>9}  {'epoch':>8}  {'rate':>11}")
-        for step, note in sorted(self._milestones().items()):
-            lines.append(
-                f"  {step:>9}  {step / self.steps_per_epoch:>8.3f}  "
-                f"{self.learning_rate_at(step):>11.6g}  {note}"
-            )
-        return "\n".join(lines)
-
-    def _warmup_line(self) -> str:
-        if not self.warmup_steps:
-            return "none"
-        if not self._ramps:
-            return f"none, as the peak is not above the base rate of {self.base_learning_rate:g}"
-        past_the_end = ", longer than training" if self.warmup_steps > self.total_steps else ""
-        return (
-            f"{self.warmup}, from {self.initial_learning_rate:g}, "
-            f"{self.warmup_steps} updates = {self.warmup_epochs:g} epochs{past_the_end}"
-        )
-
-    def _decay_line(self) -> str:
-        epochs = ", ".join(f"{epoch:g}" for epoch in self._decay_epochs_or_default)
-        if not epochs:
-            return "none"
-        # Short trial runs with the defaults for long ones; legal, but seldom what is meant.
-        during_warmup = self._ramps and any(step < self.warmup_steps for step in self.decay_steps)
-        note = "; NOTE: decays before the warmup ends" if during_warmup else ""
-        return f"x {self.decay_factor:g} at epochs {epochs}{note}"
-
-    @property
-    def _ramps(self) -> bool:
-        return self.initial_learning_rate < self.peak_learning_rate
-
-    def _milestones(self) -> dict[int, str]:
-        """{update: what happens there}, those within training."""
-        notes: dict[int, list[str]] = {}
-        notes.setdefault(0, []).append("first update")
-        if self.warmup_steps and self._ramps:
-            notes.setdefault(self.warmup_steps - 1, []).append("last of warmup")
-            notes.setdefault(self.warmup_steps, []).append("first after warmup")
-        for step in self.decay_steps:
-            notes.setdefault(step, []).append(f"decay x {self.decay_factor:g}")
-        notes.setdefault(self.total_steps - 1, []).append("last update")
-        return {step: ", ".join(note) for step, note in notes.items() if step < self.total_steps}
+        return description(self)
