@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,3 +47,11 @@ def run_python(
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def json_from_replicas(module: str, *, replicas: int) -> Any:
+    """What `python -m MODULE` prints in its last line, run on so many replicas of one CPU."""
+    printed = run_python(
+        "-m", module, seconds=240, environment={"TF_LARGEBATCH_CPU_REPLICAS": str(replicas)}
+    )
+    return json.loads(printed.splitlines()[-1])

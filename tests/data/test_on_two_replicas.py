@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import keras
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data._helpers import numbered_rows
-from tests.processes import run_python
+from tests.processes import json_from_replicas
 from tf_largebatch.data import GlobalShuffleSharder
 
 SEED, ROWS, REPLICAS = 5, 23, 2
@@ -18,13 +17,7 @@ SEED, ROWS, REPLICAS = 5, 23, 2
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    printed = run_python(
-        "-m",
-        "tests.data._two_replicas_script",
-        seconds=240,
-        environment={"TF_LARGEBATCH_CPU_REPLICAS": str(REPLICAS)},
-    )
-    return json.loads(printed.splitlines()[-1])
+    return json_from_replicas("tests.data._two_replicas_script", replicas=REPLICAS)
 
 
 def steps_of(batch: int, epoch: int) -> list[list[int]]:

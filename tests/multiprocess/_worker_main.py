@@ -19,6 +19,7 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -75,22 +76,56 @@ def save(results: dict[str, Any], path: Path) -> None:
     temporary.replace(path)
 
 
-def fork(module: ModuleType, worker: dict[str, Any]) -> int:
-    """Starts one rank; returns its process number."""
+def fork(
+    body: Callable[[], Any], *, seed: int, env: Mapping[str, str], stdout: int, stderr: int
+) -> int:
+    """Starts a process that runs `body`; an exception ends it with return code 1.
+
+    Args:
+        body: what it runs.
+        seed: of `random`, as a fork starts with its parent's state.
+        env: more environment variables.
+        stdout, stderr: descriptors of its streams.
+
+    Returns:
+        Its process number.
+    """
     parent = os.getpid()
     gc.freeze()  # else a fork copies its parent's memory at its end, to look for garbage
+    sys.stdout.flush()
     pid = os.fork()
     if pid:
         return pid
-    os.setsid()
     os.environ["TEST_HARNESS_PID"] = str(parent)
     die_with_parent()
-    os.environ.update(worker["env"])
-    for stream, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(worker[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), stream)
-    random.seed(worker["rank"])  # a fork starts with its parent's state
-    run_worker(module, worker)
-    sys.exit()
+    os.environ.update(env)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    random.seed(seed)
+    try:
+        body()
+    except Exception as error:  # as the interpreter does, which what started this would not
+        traceback.print_exc()
+        sys.last_value = error
+        sys.exit(1)
+    sys.exit(0)
+
+
+def start(module: ModuleType, worker: dict[str, Any]) -> int:
+    """Starts one rank, in a session of its own; returns its process number."""
+
+    def body() -> None:
+        os.setsid()
+        run_worker(module, worker)
+
+    with Path(worker["out"]).open("wb") as out, Path(worker["err"]).open("wb") as err:
+        return fork(
+            body,
+            seed=worker["rank"],
+            env=worker["env"],
+            stdout=out.fileno(),
+            stderr=err.fileno(),
+        )
 
 
 def run_worker(module: ModuleType, worker: dict[str, Any]) -> None:
@@ -116,7 +151,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     module = load(Path(sys.argv[1]))
     workers = json.loads(Path(sys.argv[2]).read_text())
-    ranks = {fork(module, worker): worker["rank"] for worker in workers}
+    ranks = {start(module, worker): worker["rank"] for worker in workers}
     for pid, rank in ranks.items():
         report(rank=rank, pid=pid)
     while ranks:

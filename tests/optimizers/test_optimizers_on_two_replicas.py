@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.optimizers._two_replicas_script import CASES, REPLICAS, fitted, updated
-from tests.processes import run_python
+from tests.processes import json_from_replicas
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    printed = run_python(
-        "-m",
-        "tests.optimizers._two_replicas_script",
-        seconds=240,
-        environment={"TF_LARGEBATCH_CPU_REPLICAS": str(REPLICAS)},
-    )
-    return json.loads(printed.splitlines()[-1])
+    return json_from_replicas("tests.optimizers._two_replicas_script", replicas=REPLICAS)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -16,8 +16,9 @@ from tf_largebatch.core.noise_scale import (
     gradient_moments,
     noise_scale,
 )
-from tf_largebatch.core.recipe import Recipe
+from tf_largebatch.core.recipe import Recipe, checked_recipe
 from tf_largebatch.optimizers._gradient_squares import GradientSquares
+from tf_largebatch.optimizers._loss_scale_optimizer import innermost
 
 LOG_NAME = "gradient_noise_scale"
 
@@ -68,8 +69,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def __init__(self, recipe: Recipe, *, decay: float = 0.99) -> None:
         super().__init__()
-        if not isinstance(recipe, Recipe):
-            raise ConfigurationError(f"recipe={recipe!r}: must be a tf_largebatch.Recipe.")
+        self.recipe = checked_recipe(recipe)
         if recipe.global_batch_size == recipe.per_replica_batch_size:
             raise ConfigurationError(
                 f"GradientNoiseScale compares the gradient of a replica's batch with that of an "
@@ -78,14 +78,13 @@ class GradientNoiseScale(keras.callbacks.Callback):
             )
         if not (isinstance(decay, float) and 0.0 < decay < 1.0):
             raise ConfigurationError(f"decay={decay!r} is not a float in (0, 1); 0.99 is usual.")
-        self.recipe = recipe
         self.noise_scale: float | None = None
         self._decay = decay
         self._squares: GradientSquares | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Has the optimizer measure, from the next trace of the training step on."""
-        optimizer = self._optimizer()
+        optimizer = innermost(self.model.optimizer)
         self._check(optimizer)
         with self.model.distribute_strategy.scope():
             self._squares = GradientSquares(decay=self._decay)
@@ -112,7 +111,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Says what came of it, and leaves the training step as it was."""
-        self._optimizer().gradient_squares = None
+        innermost(self.model.optimizer).gradient_squares = None
         self.model.make_train_function(force=True)
         if self.noise_scale is None:
             return
@@ -143,10 +142,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
             "twice the workers a step would come "
             f"{gain_of_doubling(batch, self.noise_scale):.2f} times as far."
         )
-
-    def _optimizer(self) -> Any:
-        optimizer = self.model.optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)
 
     def _warn_of_other_batches(self) -> None:
         recipe, steps = self.recipe, self.params.get("steps")

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from tf_largebatch.callbacks._callbacks_in_use import callbacks_in_use
 from tf_largebatch.core.errors import ConfigurationError
-from tf_largebatch.core.recipe import Recipe
+from tf_largebatch.core.recipe import Recipe, checked_recipe
+from tf_largebatch.optimizers._loss_scale_optimizer import innermost
 
 _INSTEAD = (
     "compile the model with recipe.learning_rate_schedule() and leave this callback out (with "
@@ -46,16 +47,14 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        if not isinstance(recipe, Recipe):
-            raise ConfigurationError(f"recipe={recipe!r}: must be a tf_largebatch.Recipe.")
-        self.recipe = recipe
+        self.recipe = checked_recipe(recipe)
         self._recipe_rate: float | None = None
         self._applied_rate: float | None = None
         self._scale_momentum: Callable[[Any], None] | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that this callback alone can set the rate, and that it can do so exactly."""
-        optimizer = _innermost(self.model.optimizer)
+        optimizer = innermost(self.model.optimizer)
         _refuse_several_steps_per_call(self.model.steps_per_execution)
         _refuse_fixed_rate(optimizer)
         _refuse_other_accumulation(optimizer, self.recipe)
@@ -74,7 +73,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Sets the rate of the update to come, if it is not the one in force."""
-        optimizer = _innermost(self.model.optimizer)
+        optimizer = innermost(self.model.optimizer)
         current = float(optimizer.learning_rate.numpy())
         # The first batch of a `fit` takes the optimizer as it stands: compiled, trained, restored.
         if self._applied_rate is not None and current != self._applied_rate:
@@ -129,11 +128,6 @@ def _make_scale(slots: Sequence[Any], strategy: tf.distribute.Strategy) -> Calla
             strategy.extended.update(slot.value, multiply, args=(ratio,), group=False)
 
     return scale
-
-
-def _innermost(optimizer: Any) -> Any:
-    """The optimizer that holds rate and momentum: within `LossScaleOptimizer`, the inner one."""
-    return getattr(optimizer, "inner_optimizer", optimizer)
 
 
 def _keeps_rate_in_momentum(optimizer: Any) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_largebatch.core.errors import ConfigurationError
-from tf_largebatch.core.recipe import Recipe
+from tf_largebatch.core.recipe import Recipe, checked_recipe
+from tf_largebatch.optimizers._loss_scale_optimizer import innermost
 
 
 class ThroughputLogger(keras.callbacks.Callback):
@@ -34,9 +34,7 @@ class ThroughputLogger(keras.callbacks.Callback):
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
-        if not isinstance(recipe, Recipe):
-            raise ConfigurationError(f"recipe={recipe!r}: must be a tf_largebatch.Recipe.")
-        self.recipe = recipe
+        self.recipe = checked_recipe(recipe)
         self._started_at = 0.0
         self._seconds: float | None = None
         self._batches = 0
@@ -65,8 +63,7 @@ class ThroughputLogger(keras.callbacks.Callback):
         logs.setdefault("learning_rate", self._last_learning_rate())
 
     def _last_learning_rate(self) -> float:
-        optimizer = self.model.optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        optimizer = innermost(self.model.optimizer)
         updates = int(tf.convert_to_tensor(optimizer.iterations))
         next_rate = float(tf.convert_to_tensor(optimizer.learning_rate))
         follows = math.isclose(next_rate, self.recipe.learning_rate_at(updates), rel_tol=1e-5)

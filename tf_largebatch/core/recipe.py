@@ -30,6 +30,13 @@ from tf_largebatch.core.scaling import (
 WARMUPS = ("gradual", "constant", "none")
 
 
+def checked_recipe(recipe: object) -> Recipe:
+    """`recipe`; raises ConfigurationError if it is none."""
+    if not isinstance(recipe, Recipe):
+        raise ConfigurationError(f"recipe={recipe!r}: must be a tf_largebatch.Recipe.")
+    return recipe
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Large-minibatch SGD after Goyal et al. 2017: linear scaling, warmup, step decay.

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_largebatch.optimizers._norms import joint_square
+
 
 class GradientSquares:
     """Running means of squared gradient norms: of one replica's batch, and of a whole update.
@@ -38,7 +40,7 @@ class GradientSquares:
     def add_batch(self, gradients: Sequence[Any]) -> None:
         """Adds a batch's gradients, as this replica has them: its share of the global mean."""
         # Of a mean over R replicas a replica holds 1 / R.
-        square = self._replicas**2 * squared_norm(gradients)
+        square = self._replicas**2 * joint_square([tf.convert_to_tensor(x) for x in gradients])
         self._sum.assign_add(square)
         self._batches.assign_add(1.0)
 
@@ -52,18 +54,8 @@ class GradientSquares:
 
     def add_update(self, local_square: tf.Tensor, gradients: Sequence[Any]) -> None:
         """Adds an update: the sum of all replicas' `take_local`, and the reduced gradients."""
-        for mean, value in ((self.local, local_square), (self.reduced, squared_norm(gradients))):
+        for mean, value in ((self.local, local_square), (self.reduced, joint_square(gradients))):
             mean.assign(self._decay * mean + (1.0 - self._decay) * value)
-
-
-def squared_norm(tensors: Sequence[Any]) -> tf.Tensor:
-    """The sum of the squares of all elements of all tensors; float32 scalar."""
-    halves = [tf.nn.l2_loss(tf.cast(tensor, tf.float32)) for tensor in map(_dense, tensors)]
-    return 2.0 * tf.add_n(halves)
-
-
-def _dense(gradient: Any) -> tf.Tensor:
-    return tf.convert_to_tensor(gradient)
 
 
 def _replica_variable(name: str) -> tf.Variable:

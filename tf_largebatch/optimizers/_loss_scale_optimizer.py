@@ -9,6 +9,11 @@ import keras
 import tensorflow as tf
 
 
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that holds rate and momentum: within a `LossScaleOptimizer`, the inner one."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 @keras.saving.register_keras_serializable(package="tf_largebatch")
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """Keras' `LossScaleOptimizer`, with one decision for all replicas.

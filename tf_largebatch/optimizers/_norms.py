@@ -24,10 +24,19 @@ def joint_norms(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     Returns:
         float32; float64 where one of the tensors is.
     """
-    wide = [tf.cast(x, tf.float32) if x.dtype.size == 2 else x for x in tensors]
+    wide = [_at_least_float32(x) for x in tensors]
     squares = _square_sums(wide)
     exact = tf.reduce_all((squares > _LEAST_EXACT_SQUARE) & tf.math.is_finite(squares))
     return tf.cond(exact, lambda: tf.sqrt(squares), lambda: _scaled_norms(wide))
+
+
+def joint_square(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """`sum(x ** 2)` over all elements of all tensors; a float32 scalar, which may overflow."""
+    return tf.cast(tf.reduce_sum(_square_sums([_at_least_float32(x) for x in tensors])), tf.float32)
+
+
+def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tensor, tf.float32) if tensor.dtype.size == 2 else tensor
 
 
 def _square_sums(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

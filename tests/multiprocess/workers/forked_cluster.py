@@ -9,21 +9,18 @@ with its own log, and through the interpreter's exit.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import random
 import signal
 import socket
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from _worker_main import die_with_parent
+from _worker_main import fork
 
 _POLL_SECONDS = 0.02
 
@@ -61,27 +58,16 @@ class Cluster:
             self._fork(rank, body, env[rank] if env else {})
 
     def _fork(self, rank: int, body: Callable[[int], Any], env: Mapping[str, str]) -> None:
-        parent = os.getpid()
-        gc.freeze()  # else a fork copies its parent's memory at its end, to look for garbage
-        sys.stdout.flush()
-        self.pids[rank] = os.fork()
-        if self.pids[rank]:
-            return
-        os.environ["TEST_HARNESS_PID"] = str(parent)
-        die_with_parent()
-        for stream in (1, 2):
-            os.dup2(self._logs[rank].fileno(), stream)
+        cluster = {"worker": self.addresses}
         task = {"type": "worker", "index": rank}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": self.addresses}, "task": task})
-        os.environ.update(env)
-        random.seed(rank)  # a fork starts with its parent's state
-        try:
-            body(rank)
-        except Exception as error:  # as the interpreter does, which the harness above would not
-            traceback.print_exc()
-            sys.last_value = error
-            sys.exit(1)
-        sys.exit(0)
+        log = self._logs[rank].fileno()
+        self.pids[rank] = fork(
+            lambda: body(rank),
+            seed=rank,
+            env={"TF_CONFIG": json.dumps({"cluster": cluster, "task": task}), **env},
+            stdout=log,
+            stderr=log,
+        )
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         """Sends a signal, unless the worker has ended."""
