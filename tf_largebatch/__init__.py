@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         MismatchError,
         PeerTimeoutError,
         ProgramOrderError,
+        StateWriteError,
         TopologyError,
         UnsupportedVersionError,
     )
@@ -52,6 +53,7 @@ __all__ = [
     "PeerTimeoutError",
     "ProgramOrderError",
     "Recipe",
+    "StateWriteError",
     "TopologyError",
     "UnsupportedVersionError",
     "callbacks",
@@ -83,6 +85,7 @@ _HOMES = {
             "MismatchError",
             "PeerTimeoutError",
             "ProgramOrderError",
+            "StateWriteError",
             "TopologyError",
             "UnsupportedVersionError",
         ),

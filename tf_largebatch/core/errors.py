@@ -31,3 +31,7 @@ class PeerTimeoutError(LargeBatchError, TimeoutError):
 
 class DataError(LargeBatchError, ValueError):
     """A data source, or a row of it, cannot be used."""
+
+
+class StateWriteError(LargeBatchError, OSError):
+    """A training state cannot be written; `errno` says why, as for a full disk."""

@@ -198,7 +198,10 @@ def decode_index(content: bytes, state: FileState) -> RecordIndex | None:
         described = FileState(description["file_bytes"], description["modified_ns"])
         lengths = np.frombuffer(raw, {"<u4": "<u4", "<u8": "<u8"}[description["dtype"]])
         records = description["records"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    # Each by itself first: a sum of more than 64 bits starts again at 0.
+    if len(lengths) and lengths.max() > state.file_bytes:
         return None
     total = int(lengths.sum(dtype=np.uint64)) + FRAME_BYTES * len(lengths)
     if described != state or len(lengths) != records or total != state.file_bytes:
