@@ -39,10 +39,16 @@ class ClusterDisplay:
     is silent and not within a line, so it never mixes with a progress bar. Elsewhere (a file, a
     pipe) the state is a plain line every `status_seconds`. Both go to standard error; standard
     output holds the chief's bytes alone.
+
+    Args:
+        cluster: what is shown; started.
+        status_seconds: time between the plain lines; 0 is none.
+        label: what state lines begin with, as which restart this is.
     """
 
-    def __init__(self, cluster: LocalCluster, *, status_seconds: float) -> None:
+    def __init__(self, cluster: LocalCluster, *, status_seconds: float, label: str = "") -> None:
         self._cluster = cluster
+        self._label = label
         self._status_seconds = status_seconds
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._status: Status | None = None
@@ -87,7 +93,7 @@ class ClusterDisplay:
 
     def _state(self) -> str:
         ranks = ", ".join(str(worker.rank) for worker in self._cluster.running) or "none"
-        text = f"{self._cluster.elapsed:.0f} s elapsed; running workers: {ranks}"
+        text = f"{self._label}{self._cluster.elapsed:.0f} s elapsed; running workers: {ranks}"
         exits = [f"worker {w.rank} {w.describe_exit()}" for w in self._cluster.exited]
         return "; ".join([text, *exits])
 

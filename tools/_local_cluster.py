@@ -1,11 +1,10 @@
-"""Worker processes on this machine: ports, environment, start, watch, stop without leftovers."""
+"""Worker processes of this machine: ports, environment, start, watch, stop without leftovers."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import dataclasses
-import json
 import os
 import random
 import signal
@@ -15,13 +14,16 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import portpicker
 import psutil
 
+import tf_largebatch as tlb
+
 HOST = "127.0.0.1"
 _PORT_RANGE = range(15000, 25000)  # that of portpicker
-TERMINATE_SECONDS = 5.0  # from SIGTERM to SIGKILL
+RESTART_VARIABLE = "TF_LARGEBATCH_RESTART"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -90,11 +92,17 @@ def pick_ports(count: int) -> list[int]:
 
 
 def worker_environment(
-    addresses: Sequence[str], rank: int, *, replicas_per_worker: int, base: Mapping[str, str]
+    addresses: Sequence[str],
+    rank: int,
+    *,
+    replicas_per_worker: int,
+    restart: int,
+    base: Mapping[str, str],
 ) -> dict[str, str]:
     """Returns the environment of one worker: `base`, TF_CONFIG, replicas and thread limits.
 
     Thread limits share the cores among the workers; what `base` already sets stays as it is.
+    TF_LARGEBATCH_RESTART says how often the workers were started again.
     """
     cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
     threads = str(max(1, cores // len(addresses)))
@@ -103,13 +111,17 @@ def worker_environment(
         "OMP_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",  # the chief's lines are shown as they are written
         **base,
-        "TF_CONFIG": json.dumps(
-            {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
-        ),
+        RESTART_VARIABLE: str(restart),
+        "TF_CONFIG": tlb.ClusterTopology.from_addresses(addresses).tf_config(rank),
     }
     if replicas_per_worker > 1:
         environment["TF_LARGEBATCH_CPU_REPLICAS"] = str(replicas_per_worker)
     return environment
+
+
+def log_path(log_dir: Path, rank: int, restart: int) -> Path:
+    """Where a worker's output goes; each restart has a file of its own."""
+    return log_dir / f"worker_{rank:02d}{f'.restart_{restart}' if restart else ''}.log"
 
 
 class LocalCluster:
@@ -135,27 +147,55 @@ class LocalCluster:
         self.kill()
 
     def start(
-        self, command: Sequence[str], *, num_workers: int, replicas_per_worker: int, log_dir: Path
+        self,
+        command: Sequence[str],
+        *,
+        num_workers: int,
+        replicas_per_worker: int,
+        log_dir: Path,
+        restart: int = 0,
     ) -> None:
         """Starts `num_workers` processes of `command`, chief first."""
         addresses = [f"{HOST}:{port}" for port in pick_ports(num_workers)]
         self._started_at = time.monotonic()
         for rank, address in enumerate(addresses):
-            log_path = log_dir / f"worker_{rank:02d}.log"
             environment = worker_environment(
-                addresses, rank, replicas_per_worker=replicas_per_worker, base=os.environ
+                addresses,
+                rank,
+                replicas_per_worker=replicas_per_worker,
+                restart=restart,
+                base=os.environ,
             )
-            with log_path.open("wb") as log:
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent(os.getpid()),
-                )
-            self.workers.append(Worker(rank, address, log_path, process))
+            self._start_worker(address, command, environment, log_path(log_dir, rank, restart))
+
+    def _start_worker(
+        self,
+        address: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        **options: Any,
+    ) -> Worker:
+        """Starts the next worker; by default it has no input, and dies with the launcher.
+
+        Args:
+            **options: of Popen, instead of these.
+        """
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **{
+                    "stdin": subprocess.DEVNULL,
+                    "preexec_fn": die_with_parent(os.getpid()),
+                    **options,
+                },
+            )
+        self.workers.append(Worker(len(self.workers), address, log_path, process))
+        return self.workers[-1]
 
     @property
     def elapsed(self) -> float:
@@ -174,6 +214,9 @@ class LocalCluster:
                 worker.seconds = self.elapsed
                 self.exited.append(worker)
         return self.running
+
+    # How much longer than asked it may take until a worker's SIGTERM becomes a SIGKILL.
+    extra_terminate_seconds = 0.0
 
     def terminate(self) -> None:
         """SIGTERM to every process of every worker that still runs."""

@@ -86,6 +86,67 @@ def test_evaluator_is_not_counted_among_workers():
     assert evaluator.peers == ((0, "a:1"), (1, "b:1"))
 
 
+def test_an_evaluator_need_not_be_listed():
+    # kubeflow's operator lists it in nobody's cluster, not even in its own.
+    topology = ClusterTopology.from_tf_config(
+        tf_config({"chief": ["a:1"], "worker": ["b:1"]}, "evaluator")
+    )
+    assert topology.is_evaluator
+    assert topology.rank == -1
+    assert topology.address is None
+    assert topology.num_workers == 2
+    assert topology.peers == ((0, "a:1"), (1, "b:1"))
+
+
+@pytest.mark.parametrize(("task_type", "rank"), [("master", 0), ("worker", 1)])
+def test_master_is_an_old_name_of_chief(task_type, rank):
+    cluster = {"worker": ["b:1"], "master": ["a:1"], "ps": []}
+    topology = ClusterTopology.from_tf_config(tf_config(cluster, task_type))
+    assert topology.addresses == ("a:1", "b:1")
+    assert topology.rank == rank
+    assert topology.task_type == ("worker" if rank else "chief")
+
+
+def test_a_cluster_from_addresses_and_back_by_tf_config():
+    addresses = ["a:1", "[::1]:2222", "10.0.0.1:02222"]
+    for rank, address in enumerate(addresses):
+        topology = ClusterTopology.from_addresses(addresses, rank=rank)
+        assert topology.address == address  # as it was written
+        assert topology.num_workers == 3
+        for other in range(3):
+            read = ClusterTopology.from_tf_config(topology.tf_config(other))
+            assert read == ClusterTopology.from_addresses(addresses, rank=other)
+
+    with_chief = ClusterTopology.from_tf_config(
+        tf_config({"chief": ["c:1"], "worker": ["a:1"], "evaluator": ["e:1"]}, "evaluator")
+    )
+    assert json.loads(with_chief.tf_config(1)) == {
+        "cluster": {"worker": ["c:1", "a:1"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("addresses", "rank", "shown"),
+    [
+        ([], 0, "0 worker"),
+        (["a:1"], 1, "rank=1"),
+        (["a:1"], -1, "rank=-1"),
+        (["a:1", "A:01"], 0, r"addresses\[1\] is 'A:01', which addresses\[0\] has"),
+        (["a"], 0, r"addresses\[0\] is 'a'"),
+    ],
+)
+def test_addresses_that_are_no_cluster(addresses, rank, shown):
+    with pytest.raises(TopologyError, match=shown):
+        ClusterTopology.from_addresses(addresses, rank=rank)
+
+
+def test_there_is_a_tf_config_of_workers_only():
+    for topology in (ClusterTopology(), ClusterTopology.from_addresses(["a:1"])):
+        with pytest.raises(TopologyError, match="rank=1 is none"):
+            topology.tf_config(1)
+
+
 def test_other_top_level_entries_are_not_our_business():
     text = json.dumps(
         {
@@ -151,9 +212,22 @@ TASK = {"type": "worker", "index": 0}
         (json.dumps({"cluster": {"worker": []}, "task": TASK}), "no worker"),
         (json.dumps({"cluster": {"evaluator": ["a:1"]}, "task": TASK}), "no worker"),
         (json.dumps({"cluster": {"worker": "a:1"}, "task": TASK}), r"\['worker'\] is \"a:1\""),
-        (json.dumps({"cluster": {"worker": {"0": "a:1"}}, "task": TASK}), "must be a list"),
-        (json.dumps({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": TASK}), "'ps'.*b:1"),
-        (json.dumps({"cluster": {"worker": ["a:1"], "master": ["b:1"]}, "task": TASK}), "'master'"),
+        (json.dumps({"cluster": {"worker": {"0": "a:1"}}, "task": TASK}), "enableDynamicWorker"),
+        (
+            # As kubeflow's operator writes it, without parameter servers.
+            json.dumps({"sparseCluster": {"worker": {"1": "a:1"}, "ps": None}, "task": TASK}),
+            r"\"a:1\".*enableDynamicWorker",
+        ),
+        (json.dumps({"cluster": {"worker": None}, "task": TASK}), "must be a list"),
+        (
+            json.dumps({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": TASK}),
+            "'ps'.*b:1.*no parameter servers",
+        ),
+        (json.dumps({"cluster": {"worker": ["a:1"], "tpu": None}, "task": TASK}), "'tpu'"),
+        (
+            json.dumps({"cluster": {"chief": ["a:1"], "master": ["b:1"]}, "task": TASK}),
+            r"\['master'\] has \"b:1\" .* \"a:1\"",
+        ),
         (
             json.dumps({"cluster": {"worker": ["a:1"], "chief": ["b:1", "c:1"]}, "task": TASK}),
             "c:1",
@@ -164,12 +238,17 @@ TASK = {"type": "worker", "index": 0}
         ),
         (
             json.dumps({"cluster": {"worker": ["a:1"], "evaluator": ["A:1"]}, "task": TASK}),
-            r"\['evaluator'\]\[0\] is 'A:1'.*\['worker'\]\[0\]",
+            r"\['evaluator'\]\[0\] is 'A:1'.*\['worker'\]\[0\] has already, as 'a:1'",
         ),
+        (tf_config({"worker": ["a:1", "a:01"]}), r"\[1\] is 'a:01'.*\[0\] has already, as 'a:1'"),
+        (tf_config({"worker": ["[::1]:1", "[0::0:1]:1"]}), r"\[1\] is '\[0::0:1\]:1'"),
         (json.dumps({"cluster": {"worker": ["a:1"]}}), r"\['task'\] is missing"),
         (json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}), r"\['task'\]"),
         (json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"index": 0}}), r"\['task'\]"),
         (tf_config({"worker": ["a:1"]}, "chief"), r"\"chief\".*\['worker'\]"),
+        (tf_config({"worker": ["a:1"], "ps": []}, "ps"), r"\"ps\".*\['worker'\]"),
+        (tf_config({"worker": ["a:1"]}, "evaluator", -1), "is -1"),
+        (tf_config({"worker": ["a:1"], "evaluator": ["e:1"]}, "evaluator", 1), r"is 1.*'e:1'"),
         (tf_config({"worker": ["a:1"]}, ["worker"]), r"\[\"worker\"\]"),
         (tf_config({"worker": ["a:1", "b:1"]}, "worker", 2), r"is 2, .* 2 address.*'b:1'"),
         (tf_config({"worker": ["a:1"]}, "worker", -1), "is -1"),
