@@ -134,3 +134,45 @@ def test_a_long_description_is_cut_and_its_digest_is_not() -> None:
 def test_a_position_survives_json(arrivals: int, digest: str, description: str) -> None:
     position = Position(arrivals, digest, description)
     assert Position.from_json(position.to_json()) == position
+
+
+# --- Collectives that run eagerly
+
+
+def test_an_eager_collective_has_one_key_that_is_no_graphs() -> None:
+    journals = [CollectiveJournal() for _ in range(2)]
+    keys = [[journal.eager_key(record) for record in "aba"] for journal in journals]
+    assert keys[0] == keys[1]
+    assert keys[0][0] == keys[0][2] != keys[0][1]
+    assert keys_of(["a"], journals[0])[0] not in keys[0]
+    in_function = journals[0].new_plan(("a",))
+    in_function.records.append("a")
+    assert journals[0].key_of(in_function) not in keys[0]
+
+
+def test_details_are_for_people_only() -> None:
+    positions = []
+    for name in ("dense", "dense_1"):
+        journal = CollectiveJournal()
+        journal.arrive("sum of variable 1", f"reads {name}")
+        positions.append(journal.position())
+    assert positions[0].digest == positions[1].digest
+    assert positions[1].description == "sum of variable 1 (reads dense_1)"
+
+
+def test_progress_is_runs_and_collectives_in_graphs() -> None:
+    journal = CollectiveJournal()
+    seen = [journal.progress()]
+    plan = journal.new_plan()
+    plan.records.append("a")
+
+    @tf.function
+    def step() -> None:
+        journal.note_run()
+        journal.arrive_in_graph(plan, tf.constant(1.0))
+
+    for act in (step, step, journal.note_run, lambda: journal.arrive("b")):
+        act()
+        seen.append(journal.progress())
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 2), (3, 2)]
+    assert journal.position().arrivals == 3

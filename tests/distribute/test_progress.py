@@ -80,8 +80,24 @@ def test_workers_that_have_reached_nothing_agree() -> None:
     assert judged(nothing, {1: nothing, 2: None}, 0.0) is None
 
 
-def test_a_position_survives_json() -> None:
-    position = Position(2**40, "ab", 'quotes " and \n lines and ü')
+def test_a_worker_that_has_ended_is_not_waited_for() -> None:
+    ended = dataclasses.replace(at(4), ended="with ValueError: mine")
+    text = judged(at(5), {1: ended, 2: at(4)}, 0.0)
+    assert text is not None
+    assert "worker 0 at a:1 is at arrival 5 (collectives of p)" in text
+    assert "worker 1 at b:2, which has ended with ValueError: mine" in text
+    assert "worker 2" not in text
+
+
+@pytest.mark.parametrize("arrivals", [5, 6])
+def test_a_worker_that_came_and_ended_is_not_missed(arrivals: int) -> None:
+    ended = dataclasses.replace(at(arrivals), ended="without an error")
+    assert judged(at(5), {1: ended}, 10 * TIMEOUT_SECONDS) is None
+
+
+@pytest.mark.parametrize("ended", ["", "with ValueError: mine"])
+def test_a_position_survives_json(ended: str) -> None:
+    position = Position(2**40, "ab", 'quotes " and \n lines and ü', ended)
     assert Position.from_json(position.to_json()) == position
     assert position.to_json().isascii()
 
@@ -245,3 +261,50 @@ def test_a_stopped_watch_ends() -> None:
     watch.stop()
     watch._thread.join(5.0)
     assert not watch._thread.is_alive()
+
+
+# --- The end of a worker
+
+
+def watch_of(rank: int, board: DictBoard) -> ProgressWatch:
+    return ProgressWatch(
+        topology_of(rank),
+        position=lambda: at(3),
+        board=board,
+        abort=print,
+        timeout_seconds=60.0,
+    )
+
+
+def test_an_end_is_published_and_can_be_asked_for() -> None:
+    board = DictBoard()
+    watch, other = watch_of(0, board), watch_of(1, board)
+    assert other.end_of(0) == ""
+    watch.start()
+    watch.publish_end("without an error")
+    assert not watch._thread.is_alive()
+    assert Position.from_json(board.texts[0]) == dataclasses.replace(
+        at(3), ended="without an error"
+    )
+    assert other.end_of(0) == "without an error"
+
+
+def test_a_board_that_hangs_or_is_gone_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_progress, "_LAST_WORD_SECONDS", 0.2)
+    release = threading.Event()
+
+    class HangingBoard(DictBoard):
+        def publish(self, rank: int, text: str) -> None:
+            release.wait()
+
+        def read(self, rank: int) -> str | None:
+            raise RuntimeError("no service")
+
+    begin = time.monotonic()
+    watch = watch_of(0, HangingBoard())
+    try:
+        watch.publish_end("without an error")
+        assert watch.end_of(1) == ""
+    finally:
+        release.set()
+    assert time.monotonic() - begin < 5.0

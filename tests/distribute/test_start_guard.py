@@ -9,8 +9,6 @@ import time
 
 import pytest
 
-from tf_largebatch.core.topology import ClusterTopology
-from tf_largebatch.distribute._last_words import explanation
 from tf_largebatch.distribute._start_guard import listens
 
 # One long call into C code keeps the interpreter's lock throughout, as TensorFlow's start does.
@@ -79,33 +77,3 @@ def test_listens(closed_address: str) -> None:
     assert not listens(closed_address)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert listens(f"127.0.0.1:{server.getsockname()[1]}")
-
-
-# --- What is said of an error that ends the process
-
-
-def explained(error: str, *, gone: set[str] = frozenset(), rank: int = 1) -> str | None:  # type: ignore[assignment]
-    topology = ClusterTopology(addresses=tuple(f"h{number}:1" for number in range(12)), rank=rank)
-    return explanation(error, topology, listens=lambda address: address not in gone)
-
-
-def test_peers_of_the_error_and_those_gone_are_named_with_address() -> None:
-    text = explained(
-        "Socket closed ... /job:worker/replica:0/task:11 while", gone={"h11:1", "h3:1"}
-    )
-    assert text is not None
-    assert text.splitlines() == [
-        "tf_largebatch: worker 1 at h1:1 was ended by the error above. See the logs of",
-        "  worker 3 at h3:1 is gone",
-        "  worker 11 at h11:1, which the error is about, is gone",
-    ]
-
-
-def test_the_coordination_service_is_the_chief() -> None:
-    text = explained("Deadline Exceeded\nRPC: /tensorflow.CoordinationService/Heartbeat")
-    assert text is not None
-    assert text.splitlines()[1:] == ["  worker 0 at h0:1, which the error is about, still listens"]
-
-
-def test_an_error_of_this_worker_alone_needs_no_words() -> None:
-    assert explained("Matrix size-incompatible [[node /job:worker/task:1/device:CPU:0]]") is None

@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_largebatch.core.errors import MismatchError
 from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute import _variable_sync
-from tf_largebatch.distribute._variable_sync import VariableSynchroniser, _gather_texts
+from tf_largebatch.distribute._variable_sync import VariableSynchroniser
 
 DTYPES = (
     tf.float16,
@@ -56,7 +56,7 @@ class Worker:
         self._network = network
         self._rank = rank
 
-    def gather(self, value: np.ndarray, *, purpose: str) -> np.ndarray:
+    def gather(self, value: np.ndarray, *, purpose: str, detail: str = "") -> np.ndarray:
         assert value.dtype == np.int64
         if self._rank == 0:
             self._network.gathered.append(value)
@@ -326,19 +326,3 @@ def test_variables_made_while_a_function_is_traced_are_read_eagerly() -> None:
 
     traced()
     assert variables[1][0].numpy() == 1.0
-
-
-@pytest.mark.parametrize("texts", [["", ""], ["a", "bcd"], ["", "ä€𝄞\n x"], ["same", "same"]])
-def test_texts_of_any_length_are_gathered(texts: list[str]) -> None:
-    network = Network(2)
-    results: list[Any] = [None, None]
-
-    def run(rank: int) -> None:
-        results[rank] = _gather_texts(texts[rank], Worker(network, rank))
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert results == [texts, texts]

@@ -5,6 +5,7 @@ All clusters are forks of one process that `workers/failures.py` runs in, one ca
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -67,12 +68,14 @@ def test_a_peer_that_leaves_before_the_server_starts(
 
 
 def test_settings_differ(launch: list[WorkerResult]) -> None:
-    options, replicas = ends_of(launch, "case_settings_differ")
+    options, replicas, versions = ends_of(launch, "case_settings_differ")
     for end in options.values():
         assert last_error(end).startswith("tf_largebatch.core.errors.MismatchError: ")
         assert "timeout_seconds: 10.0 on worker 0; 11.0 on worker 1" in last_error(end)
     for end in replicas.values():
         assert "replicas_per_worker: 1 on worker 0; 2 on worker 1" in last_error(end)
+    for end in versions.values():
+        assert 'tf_largebatch: "0.0.0" on worker 0; "0.0.1" on worker 1' in last_error(end)
 
 
 def test_a_busy_port(launch: list[WorkerResult]) -> None:
@@ -85,12 +88,13 @@ def test_a_busy_port(launch: list[WorkerResult]) -> None:
 
 
 def test_what_is_refused_at_once(launch: list[WorkerResult]) -> None:
-    after_an_op, evaluator, bad_options = (
+    after_an_op, evaluator, bad_options, twice = (
         ends[0] for ends in ends_of(launch, "case_refused_at_once")
     )
     assert "errors.ProgramOrderError: " in last_error(after_an_op)
     assert "top of the script" in last_error(after_an_op)
     assert "errors.ConfigurationError: This task is an evaluator" in last_error(evaluator)
+    assert "errors.ProgramOrderError: This process has made a LargeBatchStrategy" in twice["log"]
     refused = re.findall(r"^REFUSED (.*)$", bad_options["log"], re.MULTILINE)
     assert [text.split()[0].split("=")[0] for text in refused] == [
         "all_reduce",
@@ -147,10 +151,47 @@ def test_a_hanging_worker_is_named(launch: list[WorkerResult], case: str) -> Non
     assert 5.0 <= ends[0]["seconds"] < SOON_SECONDS
 
 
-def test_a_worker_that_raises_ends_the_others(launch: list[WorkerResult]) -> None:
-    (ends,) = ends_of(launch, "case_worker_that_raises")
-    assert last_error(ends[1]).startswith("ValueError: an error of the user's own")
-    assert f"worker 1 at {ends[1]['address']}" in last_error(ends[0])
+@pytest.mark.parametrize(("cluster", "raiser"), [(0, 1), (1, 0)])
+def test_a_worker_that_raises_tells_the_others(
+    launch: list[WorkerResult], cluster: int, raiser: int
+) -> None:
+    ends = ends_of(launch, "case_worker_that_raises")[cluster]
+    assert last_error(ends[raiser]).startswith("ValueError: an error of the user's own")
+    said = (
+        f"worker {raiser} at {ends[raiser]['address']} has ended with "
+        "ValueError: an error of the user's own"
+    )
+    assert said in last_error(ends[1 - raiser])
+
+
+@pytest.mark.parametrize(("cluster", "raiser"), [(0, 1), (1, 0)])
+def test_an_input_pipeline_that_raises_on_one_worker_ends_all(
+    launch: list[WorkerResult], cluster: int, raiser: int
+) -> None:
+    ends = ends_of(launch, "case_input_pipeline_raises")[cluster]
+    (raised,) = re.findall(r"^RAISES (.*)$", ends[raiser]["log"], re.MULTILINE)
+    assert "ValueError: a row that cannot be read" in last_error(ends[raiser])
+    other = last_error(ends[1 - raiser])
+    assert f"worker {raiser} at {ends[raiser]['address']} has ended with " in other
+    assert "ValueError: a row that cannot be read" in other
+    assert ends[1 - raiser]["seconds"] - float(raised) < SOON_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("cluster", "rank"),
+    [(0, 2), (1, 2), (2, 0)],
+    ids=["nothing passes", "connections are reset", "chief"],
+)
+def test_a_worker_that_is_cut_off_ends_all(
+    launch: list[WorkerResult], cluster: int, rank: int
+) -> None:
+    ends = ends_of(launch, "case_cut_off")[cluster]
+    for other, end in ends.items():
+        # The addresses by which they know one another are the relay's.
+        culprits = {0, 1, 2} - {other} if other == rank else {rank}
+        assert any(re.search(rf"worker {each} at \S+:\d+", last_error(end)) for each in culprits)
+        # TensorFlow's own heartbeats take 10 s.
+        assert end["seconds"] < SOON_SECONDS + 10.0
 
 
 # --- Programs that differ
@@ -181,7 +222,7 @@ def test_different_variables_show_both_sides_on_both(
 
 
 KERNELS = "all_reduce float32(9,) over 2"
-CHECK = r"check of \d+ variables from {} on int64\(1, 3\) over 2"
+CHECK = r"check of variables int64\(1, 3\) over 2 \(\d+ from {} on\)"
 
 
 @pytest.mark.parametrize(
@@ -191,8 +232,8 @@ CHECK = r"check of \d+ variables from {} on int64\(1, 3\) over 2"
         (1, ".+", CHECK.format(r"float32\(3, 4\)")),  # a slot of the optimizer
         (
             2,
-            re.escape(f"{KERNELS}, all_reduce float32(1,) over 2"),
-            re.escape(f"{KERNELS}, all_reduce float32(2,) over 2"),
+            re.escape(KERNELS) + r", all_reduce float32\(\d,\) over 2",
+            re.escape(KERNELS) + r", all_reduce float32\(\d,\) over 2",
         ),
     ],
     ids=["metrics", "optimizer", "logs"],
@@ -225,6 +266,54 @@ def test_predict_on_one_worker_alone_shows_both_sides(launch: list[WorkerResult]
     (ends,) = ends_of(launch, "case_only_one_worker_predicts")
     for end in ends.values():
         assert "workers run different programs" in last_error(end)
+
+
+# --- What one worker does alone
+
+
+def test_metrics_that_all_have_read_can_be_read_by_one_alone(launch: list[WorkerResult]) -> None:
+    ends = ends_of(launch, "case_done_alone")[0]
+    logs = []
+    for end in ends.values():
+        assert end["returncode"] == 0, end["log"]
+        (text,) = re.findall(r"^LOGS (.*)$", end["log"], re.MULTILINE)
+        logs.append([list(epoch) for epoch in ast.literal_eval(text)])
+    assert logs[0] == logs[1] and len(logs[0]) == 3
+    alone = re.findall(r"^ALONE (.*)$", ends[0]["log"], re.MULTILINE)
+    assert [ast.literal_eval(text) for text in alone] == [*logs[0], logs[0][-1]]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "what"),
+    [
+        (1, r"sum of variable \d+ over replicas .* \(reads loss/"),
+        (2, r"comparison of data sets int64\(1, 2\) over 2"),
+    ],
+    ids=["metric", "evaluate"],
+)
+def test_what_one_worker_does_alone_is_named_on_both(
+    launch: list[WorkerResult], cluster: int, what: str
+) -> None:
+    ends = ends_of(launch, "case_done_alone")[cluster]
+    for end in ends.values():
+        assert re.search(
+            rf"worker 0 at {ends[0]['address']}, arrival \d+: \[[0-9a-f]{{16}}\] {what}",
+            last_error(end),
+        )
+        assert "call it on all workers" in last_error(end)
+        assert end["seconds"] < SOON_SECONDS
+
+
+@pytest.mark.parametrize("cluster", [3, 4], ids=["evaluate", "reduce"])
+def test_whoever_waits_for_a_worker_that_has_ended_is_told(
+    launch: list[WorkerResult], cluster: int
+) -> None:
+    ends = ends_of(launch, "case_done_alone")[cluster]
+    assert ends[1]["returncode"] == 0
+    assert f"worker 1 at {ends[1]['address']}" in last_error(ends[0])
+    assert "has ended without an error" in last_error(ends[0])
+    assert "all it on all workers" in last_error(ends[0])
+    assert ends[0]["seconds"] < SOON_SECONDS
 
 
 # --- Data

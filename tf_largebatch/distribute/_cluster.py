@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import tensorflow as tf
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute._journal import CollectiveJournal
-from tf_largebatch.distribute._last_words import explain_at_exit
+from tf_largebatch.distribute._last_words import speak_at_exit
 from tf_largebatch.distribute._progress import ProgressWatch
 from tf_largebatch.distribute._rendezvous import meet
 from tf_largebatch.distribute._tf_internals import context
@@ -37,6 +38,7 @@ def start_cluster(
     """
     _make_cpu_replicas(options["replicas_per_worker"])
     versions = {
+        "tf_largebatch": importlib.import_module("tf_largebatch").__version__,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -49,8 +51,7 @@ def start_cluster(
 def watch_progress(
     topology: ClusterTopology, journal: CollectiveJournal, timeout_seconds: float
 ) -> ProgressWatch:
-    """Starts the thread that ends waits for absent workers, and has errors explained at exit."""
-    explain_at_exit(topology)
+    """Starts the thread that ends waits for absent workers, and speaks for this one at its exit."""
     watch = ProgressWatch(
         topology,
         position=journal.position,
@@ -59,6 +60,7 @@ def watch_progress(
         timeout_seconds=timeout_seconds,
     )
     watch.start()
+    speak_at_exit(topology, watch, _tell_all_workers)
     return watch
 
 
@@ -100,3 +102,8 @@ def _key(rank: int) -> str:
 
 def _abort_collectives(reason: str) -> None:
     context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, reason)
+
+
+def _tell_all_workers(text: str) -> None:
+    """Ends the collectives of all other workers, those to come as well."""
+    context().report_error_to_cluster(tf.errors.ABORTED, text)

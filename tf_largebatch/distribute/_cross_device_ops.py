@@ -206,9 +206,9 @@ class LargeBatchAllReduce(CollectiveAllReduce):
 
         return reduce
 
-    def gather_equal_shapes(self, value: Any, *, purpose: str) -> Any:
+    def gather_equal_shapes(self, value: Any, *, purpose: str, detail: str = "") -> Any:
         """`ReplicaLauncher.gather_equal_shapes` of the first replica; for one device a worker."""
-        return self._launchers[0].gather_equal_shapes(value, purpose=purpose)
+        return self._launchers[0].gather_equal_shapes(value, purpose=purpose, detail=detail)
 
 
 def _wire_dtype(flat: tf.Tensor, options: AllReduceOptions) -> tf.DType | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,25 @@ import tensorflow as tf
 
 from tf_largebatch.core.algorithm_choice import AllReduceCosts, Candidate
 from tf_largebatch.core.topology import ClusterTopology
+from tf_largebatch.distribute._agreed_flags import AgreedFlags
+from tf_largebatch.distribute._comparison import fingerprint, raise_mismatch
 from tf_largebatch.distribute._cross_device_ops import LargeBatchAllReduce
 from tf_largebatch.distribute._input import (
     UNKNOWN,
     ReplicaBatchesDataset,
+    identity_of,
     steps_of,
 )
 from tf_largebatch.distribute._journal import CollectiveJournal
 from tf_largebatch.distribute._measurement import measure_costs
 from tf_largebatch.distribute._options import AllReduceOptions
+from tf_largebatch.distribute._replica_seeds import is_seed_state, spread_seeds
 from tf_largebatch.distribute._row_split import split_rows
 from tf_largebatch.distribute._selection import AlgorithmSelector
+from tf_largebatch.distribute._sum_on_read import SumOnReadVariable
 from tf_largebatch.distribute._tf_internals import (
     CollectiveAllReduceExtended,
+    SyncOnReadVariable,
     broadcast_recv_v2,
     broadcast_send_v2,
     context,
@@ -49,6 +56,7 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
         self._topology = topology
         self._cpu_replicas = cpu_replicas
         self._broadcasts = 0
+        self._sums_on_read = 0
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(_cluster_of(topology)),
             task_type="worker",
@@ -63,6 +71,7 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             communication_options=options,
         )
         self.journal = CollectiveJournal()
+        self.agreed_flags = AgreedFlags(self._num_workers)
         self.variables = VariableSynchroniser(topology, self, must_be_equal=parallel_initialization)
         self.selector = AlgorithmSelector(
             num_workers=self._num_workers,
@@ -121,8 +130,20 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         variable = super()._create_variable(next_creator, **kwargs)
         if self._num_workers > 1 and tf.executing_eagerly():
+            if isinstance(variable, SyncOnReadVariable):
+                self._sums_on_read += 1
+                variable = SumOnReadVariable(
+                    variable, self, num_workers=self._num_workers, number=self._sums_on_read
+                )
             self.variables.add(variable)
+        if is_seed_state(kwargs) and tf.executing_eagerly():
+            first = self._topology.rank * len(self.worker_devices)
+            self.variables.once_equal(partial(spread_seeds, variable, first_replica=first))
         return variable
+
+    def progress(self) -> tuple[int, int]:
+        """See `CollectiveJournal.progress`."""
+        return self.journal.progress()
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str, primary_var: Any, **kwargs: Any
@@ -143,18 +164,22 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
 
         return initial_value
 
-    def gather(self, value: npt.NDArray[np.int64], *, purpose: str) -> npt.NDArray[np.int64]:
-        """`[n]` of every worker, of one length, as `[workers, n]`."""
-        gathered = self.gather_from_workers(tf.constant(value[None]), purpose=purpose)
+    def gather(
+        self, value: npt.NDArray[np.int64], *, purpose: str, detail: str = ""
+    ) -> npt.NDArray[np.int64]:
+        """`[n]` of every worker, of one length, as `[workers, n]`; see `gather_from_workers`."""
+        gathered = self.gather_from_workers(
+            tf.constant(value[None]), purpose=purpose, detail=detail
+        )
         return gathered.numpy()  # type: ignore[no-any-return]
 
-    def broadcast(self, value: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The chief's `[n]`."""
+    def broadcast(self, value: npt.NDArray[np.int32], *, root: int = 0) -> npt.NDArray[np.int32]:
+        """The `[n]` of the worker of rank `root`; others give anything of that shape."""
         with tf.device(self._worker_device):
-            return self._broadcast(tf.constant(value)).numpy()  # type: ignore[no-any-return]
+            return self._broadcast(tf.constant(value), root).numpy()  # type: ignore[no-any-return]
 
-    def _broadcast(self, value: tf.Tensor) -> tf.Tensor:
-        """Rank 0's value, by a key that only workers with the same one here have."""
+    def _broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
+        """The root's value, by a key that only workers with the same one here have."""
         self._broadcasts += 1
         record = f"broadcast {self._broadcasts} {value.dtype.name}{value.shape}"
         if tf.executing_eagerly():
@@ -166,7 +191,7 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             "instance_key": _FIRST_BROADCAST_KEY
             + int.from_bytes(digest[:4], "little") % _FIRST_BROADCAST_KEY,
         }
-        if not self._topology.is_chief:
+        if self._topology.rank != root:
             return broadcast_recv_v2(tf.shape(value), value.dtype, **group)
         sent = broadcast_send_v2(value, **group)
         with tf.control_dependencies([] if sent is None else [sent]):
@@ -177,24 +202,35 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
         policies = tf.data.experimental.AutoShardPolicy
         if policy in (policies.OFF, policies.FILE):  # what to read was decided by the caller
             stock = super()._experimental_distribute_dataset(dataset, options)
-            return self._replica_batches(stock._cloned_datasets[0], options)
+            local = stock._cloned_datasets[0]
+            return self._replica_batches(local, options, identity_of(dataset))
         local = split_rows(
             dataset,
             worker=self._topology.rank,
             num_workers=self._num_workers,
             local_replicas=len(self.worker_devices),
         )
-        return self._replica_batches(local, options)
+        return self._replica_batches(local, options, identity_of(dataset))
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        return self._replica_batches(dataset_fn(self._make_input_context()), options)
+        local = dataset_fn(self._make_input_context())
+        return self._replica_batches(local, options, identity_of(local))
 
-    def _replica_batches(self, dataset: tf.data.Dataset, options: Any) -> ReplicaBatchesDataset:
+    def _replica_batches(
+        self, dataset: tf.data.Dataset, options: Any, identity: Any
+    ) -> ReplicaBatchesDataset:
         steps = steps_of(dataset, local_replicas=len(self.worker_devices))
-        by_rank = self.gather_from_workers(
-            tf.constant([steps], tf.int64), purpose="count of a data set's steps"
-        ).numpy()
-        agreed = bool(steps != UNKNOWN and np.all(by_rank == steps))
+        by_rank = self.gather(  # [rank, (steps, fingerprint)]
+            np.array([steps, fingerprint(identity)], np.int64), purpose="comparison of data sets"
+        )
+        if np.any(by_rank[:, 1] != by_rank[0, 1]):
+            raise_mismatch(
+                identity,
+                self,
+                purpose="comparison of data sets",
+                head="Workers must read the same data in the same order",
+            )
+        agreed = bool(steps != UNKNOWN and np.all(by_rank[:, 0] == steps))
         return ReplicaBatchesDataset(
             input_workers=self._input_workers_with_options(options),
             strategy=self._container_strategy(),
@@ -227,16 +263,20 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             replicas_per_worker=len(self.worker_devices),
         )
 
-    def gather_from_workers(self, value: tf.Tensor, *, purpose: str) -> tf.Tensor:
+    def gather_from_workers(self, value: tf.Tensor, *, purpose: str, detail: str = "") -> tf.Tensor:
         """`[n, ...]` of every worker, of one static shape, joined in rank order.
 
         Args:
             value: this worker's.
-            purpose: shown where workers find that they run different programs.
+            purpose: the same on all workers, and only there where the same is exchanged; shown
+                where they find that they run different programs.
+            detail: shown as well, where it runs eagerly.
         """
         if self._num_workers == 1:
             return value
-        return self._host_cross_device_ops.gather_equal_shapes(value, purpose=purpose)
+        return self._host_cross_device_ops.gather_equal_shapes(
+            value, purpose=purpose, detail=detail
+        )
 
 
 def _host_of(spec: tf.DeviceSpec) -> dict[str, Any]:

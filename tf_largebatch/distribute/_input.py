@@ -258,3 +258,11 @@ def steps_of(dataset: tf.data.Dataset, *, local_replicas: int) -> int:
     if elements < 0:
         return elements
     return elements // local_replicas if elements % local_replicas == 0 else UNKNOWN
+
+
+def identity_of(dataset: Any) -> Any:
+    """What the data set's maker says that it is, numbers and texts by name; None if nothing.
+
+    `GlobalShuffleSharder` and `evaluation_dataset` say it in an attribute.
+    """
+    return getattr(dataset, "tf_largebatch_identity", None)

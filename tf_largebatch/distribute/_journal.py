@@ -1,12 +1,15 @@
 """What this worker has reached: which collectives it knows, and at which of them it stands.
 
 TensorFlow names a collective by a number, the instance key, that all workers must have chosen
-alike. By default it takes a fresh one at every call, which costs a remote call each time, and
-breaks loops (`steps_per_execution`), as a number chosen per call cannot enter a loop. Here a
-collective in a graph has one key for good: a hash of its description and of all those before it
-in the same graph. Workers that trace the same program have the same keys, whenever and however
-often each of them traces; workers that trace different programs never pair two collectives that
-do not belong together, they only wait, and `_progress.py` tells them why.
+alike. By default it counts them, call by call. That costs a remote call each time, and breaks loops
+(`steps_per_execution`), as a number chosen per call cannot enter a loop; and a worker that calls
+one collective more than the others then pairs each later one with another of theirs. Here a
+collective has one key for good: in a graph a hash of its description and of all those before it in
+the same graph; of an eager one, of its description. Workers that trace the same program have the
+same keys, whenever and however often each of them traces; workers that run different programs never
+pair two collectives that do not belong together, they only wait, and `_progress.py` tells them why.
+How often an eager one was called needs no place in its key: none ends before all workers are there,
+so that their n-th calls of it meet.
 """
 
 from __future__ import annotations
@@ -23,23 +26,33 @@ import tensorflow as tf
 # TensorFlow's own counters start at 100; hashed keys lie far above them.
 _FIRST_HASHED_KEY = 2**30
 _RECORDS_SHOWN = 12
+# Two words, so that it is no function's name.
+_EAGER = ("an eager collective",)
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a worker stands: how many arrivals at collectives, and what it arrived at last."""
+    """Where a worker stands: how many arrivals at collectives, and what it arrived at last.
+
+    Args:
+        arrivals: how many.
+        digest: of what it arrived at last.
+        description: the same for people.
+        ended: how the worker's process ended; empty while it runs.
+    """
 
     arrivals: int
     digest: str
     description: str
+    ended: str = ""
 
     def to_json(self) -> str:
-        return json.dumps([self.arrivals, self.digest, self.description])
+        return json.dumps([self.arrivals, self.digest, self.description, self.ended])
 
     @classmethod
     def from_json(cls, text: str) -> Position:
-        arrivals, digest, description = json.loads(text)
-        return cls(int(arrivals), str(digest), str(description))
+        arrivals, digest, description, ended = json.loads(text)
+        return cls(int(arrivals), str(digest), str(description), str(ended))
 
 
 class CollectivePlan:
@@ -73,11 +86,14 @@ class CollectiveJournal:
         self._lock = threading.Lock()
         self._plans: list[CollectivePlan] = []
         self._key_owner: dict[int, str] = {}
+        self._eager_arrivals = 0
+        self._details: dict[int, str] = {}  # of eager plans, by number: of their last call
         # Variables, as graphs write them while they run; made outside of any strategy scope and
         # pinned to the host.
         with tf.init_scope(), tf.device("CPU:0"):
             self._arrivals = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._plan_number = tf.Variable(-1, dtype=tf.int64, trainable=False)
+            self._runs = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def new_plan(self, place: tuple[str, ...] = ()) -> CollectivePlan:
         plan = CollectivePlan(place)
@@ -114,20 +130,44 @@ class CollectiveJournal:
             numbered = self._plan_number.assign(number, read_value=False)
             return tf.group(numbered, self._arrivals.assign_add(1, read_value=False))
 
-    def arrive(self, description: str) -> None:
-        """Notes an arrival at a collective that runs eagerly."""
-        plan = self.new_plan_once(description)
+    def arrive(self, description: str, detail: str = "") -> None:
+        """Notes an arrival at a collective that runs eagerly.
+
+        Args:
+            description: what is exchanged, the same on all workers.
+            detail: more for people, such as a name that may differ between workers.
+        """
+        number = self.new_plan_once(description)
         with self._lock, tf.init_scope(), tf.device("CPU:0"):
-            self._plan_number.assign(plan)
+            self._details[number] = detail
+            self._plan_number.assign(number)
             self._arrivals.assign_add(1)
+            self._eager_arrivals += 1
+
+    def eager_key(self, description: str) -> int:
+        """The instance key of the eager collective of that description."""
+        return self.key_of(self._plans[self.new_plan_once(description)])
+
+    def note_run(self) -> None:
+        """Notes a `strategy.run`: now, or whenever the graph that is being traced runs."""
+        with tf.device("CPU:0"):
+            self._runs.assign_add(1, read_value=False)
+
+    def progress(self) -> tuple[int, int]:
+        """What changes with everything that may change variables on any worker.
+
+        That is whatever goes through `strategy.run`, and any collective in a graph; not those that
+        run eagerly, which compare and read. Equal at equal places of the same program.
+        """
+        return int(self._runs.numpy()), int(self._arrivals.numpy()) - self._eager_arrivals
 
     def new_plan_once(self, description: str) -> int:
         """The number of the plan that consists of this one collective."""
         with self._lock:
             for number, plan in enumerate(self._plans):
-                if plan.records == [description]:
+                if plan.place == _EAGER and plan.records == [description]:
                     return number
-            plan = CollectivePlan()
+            plan = CollectivePlan(_EAGER)
             plan.records.append(description)
             self._plans.append(plan)
             return len(self._plans) - 1
@@ -141,8 +181,9 @@ class CollectiveJournal:
         arrivals, number = int(self._arrivals.numpy()), int(self._plan_number.numpy())
         if number < 0:
             return Position(0, "", "nothing yet")
-        plan = self._plans[number]
-        return Position(arrivals, plan.digest(), plan.describe())
+        plan, detail = self._plans[number], self._details.get(number, "")
+        description = plan.describe() + (f" ({detail})" if detail else "")
+        return Position(arrivals, plan.digest(), description)
 
 
 class PlansByGraph:

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tf_largebatch.core.errors import ConfigurationError
+from tf_largebatch.distribute._agreed_flags import AgreedFlags
 
 TRAIN, TEST, PREDICT = "train_step", "test_step", "predict_step"
 
@@ -29,10 +30,15 @@ class AveragedScalars:
     Keras reduces a step's logs afterwards, one scalar and one collective at a time. Here they are
     packed, summed and unpacked in replica context, and `averaged` remembers which leaves of the
     output need no further reduction, since they are equal on every replica.
+
+    Args:
+        step: what is wrapped.
+        flags: what the workers wish for travels along; None where nobody asks for it.
     """
 
-    def __init__(self, step: Callable[..., Any]) -> None:
+    def __init__(self, step: Callable[..., Any], flags: AgreedFlags | None = None) -> None:
         self._step = step
+        self._flags = flags
         self.averaged: list[bool] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,11 +46,15 @@ class AveragedScalars:
         leaves = tf.nest.flatten(outputs)
         self.averaged = [_is_float_scalar(leaf) for leaf in leaves]
         scalars = [leaf for leaf, chosen in zip(leaves, self.averaged, strict=True) if chosen]
-        if not scalars:
+        wishes = self._flags.in_step() if self._flags else []
+        if not scalars and not wishes:
             return outputs
         widest = tf.float64 if any(leaf.dtype == tf.float64 for leaf in scalars) else tf.float32
-        packed = tf.stack([tf.cast(leaf, widest) for leaf in scalars])
-        means = iter(tf.unstack(tf.distribute.get_replica_context().all_reduce("MEAN", packed)))
+        packed = tf.stack([tf.cast(leaf, widest) for leaf in [*scalars, *wishes]])
+        averages = tf.unstack(tf.distribute.get_replica_context().all_reduce("MEAN", packed))
+        if self._flags:
+            self._flags.note_sum(averages[len(scalars) :])
+        means = iter(averages)
         return tf.nest.pack_sequence_as(
             outputs,
             [

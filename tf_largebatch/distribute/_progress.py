@@ -4,11 +4,14 @@ A collective waits for all workers. TensorFlow notices that a process is gone (i
 service misses the heartbeats of that task), but not that one hangs, is far behind, or came to
 another collective. So each worker publishes where it stands (`_journal.Position`), and one that
 has stood still for a while compares: workers that stand at equal numbers but at different
-collectives run different programs; workers with lower numbers are who it waits for.
+collectives run different programs; workers with lower numbers are who it waits for, in vain if
+they have ended.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +21,14 @@ from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute._journal import Position
 
 _LONGEST_INTERVAL_SECONDS = 1.0
-_MISMATCH_AFTER_SECONDS = 5.0
+_MISMATCH_AFTER_SECONDS = 3.0
 _SECONDS_PER_PEER = 0.05
+_LAST_WORD_SECONDS = 1.0
+CALL_ON_ALL = (
+    "all it on all workers: fit, evaluate, predict, reading a metric that trained since it was "
+    "last read, strategy.reduce, gather and barrier are nothing for one worker alone, in a "
+    "callback or after fit."
+)
 
 
 class Board(Protocol):
@@ -59,8 +68,19 @@ def judge(
                 f"{own.arrivals}: [{own.digest}] {own.description}\n"
                 f"  worker {rank} at {topology.addresses[rank]}, arrival {position.arrivals}: "
                 f"[{position.digest}] {position.description}\n"
-                "Build the same model, optimizer, metrics, inputs and callbacks on every worker."
+                "Build the same model, optimizer, metrics, inputs and callbacks on every worker. "
+                f"What only one of them called, c{CALL_ON_ALL}"
             )
+    ended = [
+        f"worker {rank} at {topology.addresses[rank]}, which has ended {position.ended}"
+        for rank, position in peers.items()
+        if position is not None and position.ended and position.arrivals < own.arrivals
+    ]
+    if ended:
+        return (
+            f"worker {topology.rank} at {topology.address} is at arrival {own.arrivals} "
+            f"({own.description}), and would wait for ever for {'; '.join(ended)}. C{CALL_ON_ALL}"
+        )
     if stalled_seconds < timeout_seconds:
         return None
     late = [
@@ -74,7 +94,8 @@ def judge(
     return (
         f"worker {topology.rank} at {topology.address} has waited {stalled_seconds:.0f} s "
         f"(timeout_seconds={timeout_seconds:g}) at arrival {own.arrivals} ({own.description}) "
-        f"for: {'; '.join(late)}. See that worker's log for what it does."
+        f"for: {'; '.join(late)}. See that worker's log for what it does. "
+        f"Unless it hangs or is cut off, c{CALL_ON_ALL}"
     )
 
 
@@ -112,6 +133,24 @@ class ProgressWatch:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def publish_end(self, how: str) -> None:
+        """Lets the others know that this process ends, for which they need not wait any more.
+
+        Args:
+            how: completes "it has ended".
+        """
+        self.stop()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_WORD_SECONDS)  # it may be about to publish as well
+        end = dataclasses.replace(self._position(), ended=how)
+        in_time(lambda: self._board.publish(self._topology.rank, end.to_json()), _LAST_WORD_SECONDS)
+
+    def end_of(self, rank: int) -> str:
+        """How another worker said that it ended; empty if it said nothing, or cannot be asked."""
+        found: list[Position | None] = []
+        in_time(lambda: found.append(self._read(rank)), _LAST_WORD_SECONDS)
+        return found[0].ended if found and found[0] is not None else ""
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
@@ -165,3 +204,18 @@ class ProgressWatch:
     def _read(self, rank: int) -> Position | None:
         text = self._board.read(rank)
         return None if text is None else Position.from_json(text)
+
+
+def in_time(action: Callable[[], None], seconds: float) -> None:
+    """Returns when `action` has, or has failed, or after so many seconds.
+
+    The service may be gone, or cut off, and some of its calls have no deadline.
+    """
+
+    def act() -> None:
+        with contextlib.suppress(Exception):
+            action()
+
+    thread = threading.Thread(target=act, daemon=True, name="tf_largebatch_last_words")
+    thread.start()
+    thread.join(seconds)

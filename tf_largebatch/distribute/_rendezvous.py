@@ -27,6 +27,7 @@ from tf_largebatch.core.errors import (
     PeerTimeoutError,
 )
 from tf_largebatch.core.topology import ClusterTopology
+from tf_largebatch.distribute._comparison import differences
 
 _PROTOCOL = "tf_largebatch/1"
 _LONGEST_MESSAGE_BYTES = 64 * 1024
@@ -211,20 +212,7 @@ class _Chief:
 
 def settings_that_differ(rows: list[tuple[int, Mapping[str, Any]]]) -> str:
     """A text that shows, for each setting on which ranks differ, who has what; or empty."""
-    lines = []
-    for name in sorted({name for _, settings in rows for name in settings}):
-        holders: dict[str, list[int]] = {}
-        for rank, settings in rows:
-            holders.setdefault(json.dumps(settings.get(name)), []).append(rank)
-        if len(holders) > 1:
-            sides = "; ".join(
-                f"{value} on worker{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}"
-                for value, ranks in holders.items()
-            )
-            lines.append(f"  {name}: {sides}")
-    if not lines:
-        return ""
-    return "\n".join(["Workers must be started with the same settings, but differ in", *lines])
+    return differences(rows, head="Workers must be started with the same settings")
 
 
 def _report_to_chief(

@@ -56,7 +56,7 @@ class ReplicaLauncher(CollectiveReplicaLauncher):
             with tf.init_scope(), tf.device(self._device):
                 more = range(1, self._options.max_buckets_in_flight)
                 self._tokens += [tf.Variable(0.0, trainable=False) for _ in more]
-        self._traced_key: int | None = None
+        self._chosen_key: int | None = None
         # TensorFlow orders the members of a group by device name, as text, so that task 10 comes
         # before task 2, and gathers in that order.
         by_name = sorted(global_devices)
@@ -97,8 +97,8 @@ class ReplicaLauncher(CollectiveReplicaLauncher):
         kind += "" if wire_dtype is None else f" as {wire_dtype.name}"
         with self._noted(kind, flat, keys=plan.num_steps):
             flat = tf.identity(flat)
-        assert self._traced_key is not None
-        first_key, self._traced_key = self._traced_key, None
+        assert self._chosen_key is not None
+        first_key, self._chosen_key = self._chosen_key, None
         with tf.device(self._device):
             if self.has_nccl:
                 return run_plan_in_groups(
@@ -134,12 +134,14 @@ class ReplicaLauncher(CollectiveReplicaLauncher):
             dense_shape=input_slices.dense_shape,
         )
 
-    def gather_equal_shapes(self, value: Any, *, purpose: str) -> Any:
+    def gather_equal_shapes(self, value: Any, *, purpose: str, detail: str = "") -> Any:
         """`[n, ...]` of each replica, of one static shape everywhere, to `[replicas * n, ...]`."""
-        return self._all_gather(value, None, purpose=purpose)
+        return self._all_gather(value, None, purpose=purpose, detail=detail)
 
-    def _all_gather(self, input_tensor: Any, options: Any, *, purpose: str = "all_gather") -> Any:
-        with self._noted(purpose, input_tensor):
+    def _all_gather(
+        self, input_tensor: Any, options: Any, *, purpose: str = "all_gather", detail: str = ""
+    ) -> Any:
+        with self._noted(purpose, input_tensor, detail=detail):
             gathered = super()._all_gather(input_tensor, options)
         if self._place_of_rank == list(range(self._group_size)):
             return gathered
@@ -151,17 +153,18 @@ class ReplicaLauncher(CollectiveReplicaLauncher):
         return tf.ensure_shape(flat, gathered.shape)
 
     @contextlib.contextmanager
-    def _noted(self, kind: str, tensor: Any, *, keys: int = 1) -> Iterator[None]:
-        """Notes one collective, and chooses its keys if it is traced with a static shape.
+    def _noted(self, kind: str, tensor: Any, *, keys: int = 1, detail: str = "") -> Iterator[None]:
+        """Notes one collective, and chooses its keys if its shape is static.
 
-        A key is tied to a shape. Where the shape may differ from call to call, as in `predict`
-        with a partial last batch, the base class takes a fresh key each call.
+        A key is tied to a shape. Where the shape may differ from call to call of a graph, as in
+        `predict` with a partial last batch, the base class takes a fresh key each call.
         """
         tensor = tf.convert_to_tensor(tensor)
         record = f"{kind} {tensor.dtype.name}{tensor.shape} over {self._group_size}"
         if tf.executing_eagerly():
             if self._is_first:
-                self._journal.arrive(record)
+                self._journal.arrive(record, detail)
+            self._chosen_key = self._journal.eager_key(record)
             yield
             return
         if in_xla_context():
@@ -172,12 +175,17 @@ class ReplicaLauncher(CollectiveReplicaLauncher):
             )
         plan, is_new = self._plans.add(record)
         if tensor.shape.is_fully_defined():
-            self._traced_key = self._journal.key_of(plan, count=keys)
+            self._chosen_key = self._journal.key_of(plan, count=keys)
         note = is_new and self._is_first
         arrived = [self._journal.arrive_in_graph(plan, tensor)] if note else []
         with tf.control_dependencies(arrived):
             yield
 
     def _next_instance_key(self) -> Any:
-        key, self._traced_key = self._traced_key, None
-        return super()._next_instance_key() if key is None else key
+        key, self._chosen_key = self._chosen_key, None
+        if key is None:
+            return super()._next_instance_key()
+        if not tf.executing_eagerly():
+            return key
+        with tf.device("CPU:0"):  # where a collective on any device takes it from
+            return tf.constant(key, tf.int32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,9 +11,10 @@ import keras
 import tensorflow as tf
 
 from tf_largebatch.core.algorithm_choice import AllReduceCosts
-from tf_largebatch.core.errors import ConfigurationError, ProgramOrderError
+from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.topology import ClusterTopology
-from tf_largebatch.distribute._cluster import CPU_REPLICAS_VARIABLE, start_cluster, watch_progress
+from tf_largebatch.distribute._cluster import start_cluster, watch_progress
+from tf_largebatch.distribute._comparison import require_equal_facts
 from tf_largebatch.distribute._extended import LargeBatchExtended
 from tf_largebatch.distribute._input import InputBatch
 from tf_largebatch.distribute._keras_step import (
@@ -26,6 +26,7 @@ from tf_largebatch.distribute._keras_step import (
     refuse_without_rows,
     skip_without_rows,
 )
+from tf_largebatch.distribute._model_facts import model_facts
 from tf_largebatch.distribute._options import (
     ALGORITHMS,
     DEFAULT_BUCKET_BYTES,
@@ -34,11 +35,16 @@ from tf_largebatch.distribute._options import (
     check_choice,
 )
 from tf_largebatch.distribute._start_guard import end_if_server_hangs
+from tf_largebatch.distribute._strategy_checks import (
+    check_costs,
+    check_order,
+    check_timeouts,
+    cpu_replicas,
+)
 from tf_largebatch.distribute._tf_internals import (
     DistributedValues,
     Mirrored,
     in_xla_context,
-    tensorflow_has_started,
 )
 from tf_largebatch.distribute._variable_sync import SynchronisingScope
 
@@ -92,11 +98,13 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         ConfigurationError: an option is not valid, this worker's port is taken, or this task is
             an evaluator.
         TopologyError: TF_CONFIG cannot be used.
-        ProgramOrderError: TensorFlow already ran an op, so that it can no longer join a cluster
-            (tensorflow 30551).
+        ProgramOrderError: this process has joined the cluster already; or TensorFlow already ran
+            an op, so that it can no longer join one (tensorflow 30551).
         PeerTimeoutError: a worker is absent at start.
         MismatchError: workers were started with different options or versions.
     """
+
+    _has_joined = False  # whether this process has joined a cluster
 
     def __init__(
         self,
@@ -111,7 +119,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         timeout_seconds: float = 600.0,
     ) -> None:
         check_choice("all_reduce", all_reduce, ALGORITHMS)
-        _check_timeouts(start_timeout_seconds, timeout_seconds)
+        check_timeouts(start_timeout_seconds, timeout_seconds)
         options = AllReduceOptions(
             algorithm=all_reduce,
             bucket_bytes=bucket_bytes,
@@ -124,15 +132,10 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "This task is an evaluator by TF_CONFIG; it takes no part in training. Evaluate "
                 "without a strategy, or make this task a worker."
             )
-        cpu_replicas = _cpu_replicas()
+        replicas = cpu_replicas()
         costs = None if all_reduce_costs is None else AllReduceCosts.from_dict(all_reduce_costs)
-        if topology.num_workers > 1 and tensorflow_has_started():
-            raise ProgramOrderError(
-                "LargeBatchStrategy must join the cluster before TensorFlow runs its first op, but "
-                "one has run. Move `strategy = LargeBatchStrategy()` to the top of the script, "
-                "right after the imports: before data sets, models and tensors. If this process "
-                "has made a LargeBatchStrategy already, use that one: there is one a process."
-            )
+        if topology.num_workers > 1:
+            check_order(has_joined=LargeBatchStrategy._has_joined)
         start_cluster(
             topology,
             options={
@@ -143,7 +146,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "parallel_initialization": parallel_initialization,
                 "all_reduce_costs": costs and json.dumps(costs.to_dict(), sort_keys=True),
                 "timeout_seconds": float(timeout_seconds),
-                "replicas_per_worker": cpu_replicas,
+                "replicas_per_worker": replicas,
             },
             timeout_seconds=start_timeout_seconds,
         )
@@ -151,19 +154,21 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             extended = LargeBatchExtended(
                 self,
                 topology=topology,
-                cpu_replicas=cpu_replicas,
+                cpu_replicas=replicas,
                 options=options,
                 parallel_initialization=parallel_initialization,
             )
+        LargeBatchStrategy._has_joined |= topology.num_workers > 1
         # Past MultiWorkerMirroredStrategy's own constructor, which would make its own extended.
         tf.distribute.Strategy.__init__(self, extended)
         self._topology = topology
-        self._checked_models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+        # Of each model that was compared the optimizer that it had.
+        self._compared: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         if topology.num_workers > 1:
             self._watch = watch_progress(topology, extended.journal, timeout_seconds)
             on_cpu = extended._local_device_type == "CPU"
             if costs is not None:
-                _check_costs(costs, topology.num_workers, len(extended.worker_devices))
+                check_costs(costs, topology.num_workers, len(extended.worker_devices))
                 extended.selector.use(costs, "given")
             elif on_cpu and all_reduce in ("auto", "halving_doubling"):
                 extended.selector.use(extended.measure_costs(), "measured at start")
@@ -209,8 +214,10 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             )
         kind = keras_step_kind(fn)
         if kind == TRAIN:
-            self._check_weights_once(fn.__self__)  # type: ignore[attr-defined]
+            self._check_model_once(fn.__self__)  # type: ignore[attr-defined]
         self.extended.variables.synchronise()
+        if self._topology.num_workers > 1:
+            self.extended.journal.note_run()
         if kind is None or self.num_replicas_in_sync == 1:
             return super().run(fn, args, kwargs, options)
         if kind == TRAIN:
@@ -220,7 +227,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             step = skip_without_rows(fn)
         if kind == PREDICT or self._topology.num_workers == 1:
             return super().run(step, args, kwargs, options)
-        averaged_step = AveragedScalars(step)
+        averaged_step = AveragedScalars(step, self.extended.agreed_flags if kind == TRAIN else None)
         outputs = super().run(averaged_step, args, kwargs, options)
         return tf.nest.pack_sequence_as(
             outputs,
@@ -232,15 +239,29 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             ],
         )
 
-    def _check_weights_once(self, model: keras.Model) -> None:
-        """Has a model's weights compared before its first step: a file may have been loaded since.
+    def _check_model_once(self, model: keras.Model) -> None:
+        """Compares a model and its optimizer before the first step after each `compile`.
 
-        Not before later ones, as one worker may trace again where others do not.
+        Its weights as well: a file may have been loaded since they were made. Not before later
+        steps, as one worker may trace again where others do not.
+
+        Raises:
+            MismatchError: workers are about to train differently; the message shows who has what.
         """
-        if self._topology.num_workers > 1 and model not in self._checked_models:
-            self._checked_models.add(model)
-            for variable in model.trainable_variables:
-                self.extended.variables.add(variable.value)
+        optimizer = getattr(model, "optimizer", None)
+        compared = self._compared.get(model, lambda: self)()  # self: not yet
+        if self._topology.num_workers == 1 or compared is optimizer:
+            return
+        with tf.init_scope():  # a function may be being traced
+            require_equal_facts(
+                model_facts(model),
+                self.extended,
+                purpose="comparison of models, optimizers and losses",
+                head="Workers must train the same model in the same way",
+            )
+        self._compared[model] = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+        for variable in model.trainable_variables:
+            self.extended.variables.add(variable.value)
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
         """As `tf.distribute.Strategy.reduce`, also for nested structures, leaf by leaf.
@@ -269,40 +290,3 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
 def _local_values(value: Any) -> tuple[Any, ...]:
     return value.values if isinstance(value, DistributedValues) else (value,)
-
-
-def _check_timeouts(start_timeout_seconds: float, timeout_seconds: float) -> None:
-    for name, value in (
-        ("start_timeout_seconds", start_timeout_seconds),
-        ("timeout_seconds", timeout_seconds),
-    ):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 1 <= value < float("inf"):
-            raise ConfigurationError(
-                f"{name} must be a number of seconds of at least 1 (a wait without end is what it "
-                f"prevents), but is {value!r}."
-            )
-
-
-def _check_costs(costs: AllReduceCosts, num_workers: int, replicas_per_worker: int) -> None:
-    measured, present = (
-        f"{workers} workers with {replicas} replicas each"
-        for workers, replicas in (
-            (costs.num_workers, costs.replicas_per_worker),
-            (num_workers, replicas_per_worker),
-        )
-    )
-    if measured != present:
-        raise ConfigurationError(
-            f"all_reduce_costs were measured on {measured}, but this cluster has {present}. Leave "
-            "them out, and they are measured."
-        )
-
-
-def _cpu_replicas() -> int:
-    text = os.environ.get(CPU_REPLICAS_VARIABLE, "1")
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(
-            f"{CPU_REPLICAS_VARIABLE} must be a whole number of at least 1, but is {text!r}."
-        )
-    return int(text)

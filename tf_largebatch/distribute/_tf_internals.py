@@ -71,6 +71,7 @@ from tensorflow.python.distribute.values import (  # noqa: E402
     DistributedValues,
     Mirrored,
     PerReplica,
+    SyncOnReadVariable,
 )
 from tensorflow.python.eager.context import context  # noqa: E402
 from tensorflow.python.ops.collective_ops import (  # noqa: E402
@@ -88,6 +89,7 @@ __all__ = [
     "Options",
     "PerReplica",
     "ReduceOp",
+    "SyncOnReadVariable",
     "broadcast_recv_v2",
     "broadcast_send_v2",
     "context",

@@ -11,7 +11,7 @@ from the chief, packed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ import tensorflow as tf
 from tf_largebatch.core.buckets import assign_buckets
 from tf_largebatch.core.errors import MismatchError
 from tf_largebatch.core.topology import ClusterTopology
+from tf_largebatch.distribute._comparison import gather_texts
 
 _PACK_BYTES = 64 * 2**20
 _CHECKSUM_BYTES = 8
@@ -29,8 +30,10 @@ _CHECKSUM_BYTES = 8
 class Workers(Protocol):
     """What the synchroniser asks of the cluster; every worker must ask it alike."""
 
-    def gather(self, value: npt.NDArray[np.int64], *, purpose: str) -> npt.NDArray[np.int64]:
-        """`[n]` of every worker as `[workers, n]`; `purpose` is shown where workers differ."""
+    def gather(
+        self, value: npt.NDArray[np.int64], *, purpose: str, detail: str = ""
+    ) -> npt.NDArray[np.int64]:
+        """`[n]` of every worker as `[workers, n]`; `purpose` must be the same on all."""
         ...
 
     def broadcast(self, value: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -52,11 +55,16 @@ class VariableSynchroniser:
         self._workers = workers
         self._must_be_equal = must_be_equal
         self._pending: list[Any] = []
+        self._then: list[Callable[[], None]] = []
 
     def add(self, variable: Any) -> None:
         """From now on `variable` has to be made equal on all workers."""
         if variable.dtype != tf.string:  # which TensorFlow cannot send
             self._pending.append(variable)
+
+    def once_equal(self, act: Callable[[], None]) -> None:
+        """Has `act` called when all that was added is equal: what it changes may differ."""
+        self._then.append(act)
 
     def synchronise(self) -> None:
         """Returns when all that was added is equal on all workers, bit by bit.
@@ -65,6 +73,13 @@ class VariableSynchroniser:
             MismatchError: workers have made different variables; or, where they must be equal,
                 different values.
         """
+        self._make_equal()
+        acts, self._then = self._then, []
+        with tf.init_scope():
+            for act in acts:
+                act()
+
+    def _make_equal(self) -> None:
         if not self._pending:
             return
         with tf.init_scope():  # a function may be being traced
@@ -72,12 +87,13 @@ class VariableSynchroniser:
             checksums, names = [], []
             for variable in variables:  # one value at a time is in memory, where it is a copy
                 value = _local_value(variable)
-                checksums.append(_checksum(value))
+                checksums.append(checksum(value))
                 names.append(_describe(variable, value.shape))
             kinds = "\n".join(map(_kind, names))
             totals = self._workers.gather(
                 np.array([len(names), _hash(kinds.encode()), _hash(np.array(checksums))], np.int64),
-                purpose=f"check of {len(names)} variables from {_kind(names[0])} on",
+                purpose="check of variables",
+                detail=f"{len(names)} from {_kind(names[0])} on",
             )
             if np.all(totals == totals[0]):
                 return
@@ -93,7 +109,7 @@ class VariableSynchroniser:
     def _check_names(self, names: list[str], totals: npt.NDArray[np.int64]) -> None:
         if np.all(totals[:, :2] == totals[0, :2]):
             return
-        texts = _gather_texts("\n".join(names), self._workers)
+        texts = gather_texts("\n".join(names), self._workers, purpose="names of variables")
         chief, *rest = [text.split("\n") for text in texts]
         rank, others = next(
             (rank, others)
@@ -128,7 +144,7 @@ class VariableSynchroniser:
         )
 
     def _take_from_chief(self, variables: Sequence[Any]) -> None:
-        words = [_to_words(_local_value(variable)) for variable in variables]
+        words = [to_words(_local_value(variable)) for variable in variables]
         packs = assign_buckets(
             [each.nbytes for each in words], [None] * len(words), bucket_bytes=_PACK_BYTES
         )
@@ -158,19 +174,6 @@ class SynchronisingScope:
             self._variables.synchronise()
 
 
-def _gather_texts(text: str, workers: Workers) -> list[str]:
-    """The text of every worker, in rank order."""
-    data = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
-    lengths = workers.gather(np.array([data.size], np.int64), purpose="names of variables")[:, 0]
-    rows = workers.gather(
-        np.pad(data, (0, int(lengths.max()) - data.size)), purpose="names of variables"
-    )
-    return [
-        row[:length].astype(np.uint8).tobytes().decode()
-        for row, length in zip(rows, lengths, strict=True)
-    ]
-
-
 def _components(variable: Any) -> tuple[Any, ...]:
     """The variable of each of this worker's replicas."""
     return getattr(variable, "values", (variable,))
@@ -195,9 +198,10 @@ def _kind(description: str) -> str:
     return description.partition(" ")[2]
 
 
-def _checksum(value: npt.NDArray[Any]) -> int:
+def checksum(value: npt.NDArray[Any]) -> int:
+    """64 bits of a hash of the bytes."""
     # Most of an optimizer's variables are zeros, and seen to be so in a fraction of the time.
-    words = _to_words(value)
+    words = to_words(value)
     return _hash(words) if np.any(words) else 0
 
 
@@ -210,7 +214,7 @@ def _to_bytes(value: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def _to_words(value: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+def to_words(value: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """The bytes of a value of any dtype, as a dtype that TensorFlow broadcasts."""
     data = _to_bytes(value)
     missing = -data.size % 4

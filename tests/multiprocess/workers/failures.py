@@ -12,40 +12,27 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from forked_cluster import Cluster
+from done_alone import case_done_alone
+from forked_cluster import Cluster, RelayedCluster
+from small_training import (
+    ALL_REDUCE,
+    LONG_SECONDS,
+    START_SECONDS,
+    WAIT_SECONDS,
+    Acts,
+    Ends,
+    Slow,
+    batches,
+    compiled_model,
+    join,
+    new_strategy,
+)
 
 import tf_largebatch as tlb
 from tf_largebatch.distribute._cluster import start_cluster
 from tf_largebatch.distribute._options import DEFAULT_BUCKET_BYTES, DEFAULT_BUCKETS_IN_FLIGHT
 
-# Where waits are not what is tested: enough for a machine that is busy with other tests.
-LONG_SECONDS = 60.0
-START_SECONDS = 3.0
-WAIT_SECONDS = 5.0
-ALL_REDUCE = "tensorflow"  # which measures nothing at start
-Ends = dict[int, dict[str, Any]]
-
-assert tlb.LargeBatchStrategy  # the package is lazy: imported here, once for all forks
-
-
-def new_strategy(
-    *,
-    all_reduce: str = ALL_REDUCE,
-    start_timeout_seconds: float = LONG_SECONDS,
-    timeout_seconds: float = LONG_SECONDS,
-) -> tlb.LargeBatchStrategy:
-    strategy = tlb.LargeBatchStrategy(
-        all_reduce=all_reduce,
-        start_timeout_seconds=start_timeout_seconds,
-        timeout_seconds=timeout_seconds,
-    )
-    print("STARTED", flush=True)
-    return strategy
-
-
-def join(*clusters: Cluster) -> list[Ends]:
-    """Ends of clusters that run side by side, to wait once rather than one after the other."""
-    return [cluster.join() for cluster in clusters]
+assert case_done_alone  # is run with those below
 
 
 # --- Start
@@ -87,10 +74,16 @@ def case_peer_leaves_before_the_server_starts() -> list[Ends]:
     return join(Cluster(meet_and_leave(1)), Cluster(meet_and_leave(0)))
 
 
+def other_version(rank: int) -> None:
+    tlb.__version__ = f"0.0.{rank}"
+    new_strategy()
+
+
 def case_settings_differ() -> list[Ends]:
     return join(
         Cluster(lambda rank: new_strategy(timeout_seconds=10.0 + rank)),
         Cluster(lambda _: new_strategy(), env=[{}, {"TF_LARGEBATCH_CPU_REPLICAS": "2"}]),
+        Cluster(other_version),
     )
 
 
@@ -132,44 +125,15 @@ def case_refused_at_once() -> list[Ends]:
             except tlb.ConfigurationError as error:
                 print("REFUSED", error)
 
+    def twice(rank: int) -> None:
+        new_strategy()
+        new_strategy()
+
     bodies = (after_an_op, evaluator, bad_options)
-    return join(*(Cluster(body, ranks=[0]) for body in bodies))
+    return join(*(Cluster(body, ranks=[0]) for body in bodies), Cluster(twice))
 
 
 # --- Training
-
-
-class Acts(keras.callbacks.Callback):
-    """Tells that training goes on, and calls `act` after the batch of that number."""
-
-    def __init__(self, act: Callable[[], None], *, after_batch: int) -> None:
-        super().__init__()
-        self._act = act
-        self._left = after_batch
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._act()
-
-
-def compiled_model(
-    strategy: tlb.LargeBatchStrategy,
-    *,
-    widths: tuple[int, ...] = (4,),
-    metrics: tuple[str, ...] = (),
-    optimizer: str = "sgd",
-) -> keras.Model:
-    with strategy.scope():
-        layers = [keras.layers.Dense(width) for width in (*widths, 1)]
-        model = keras.Sequential([keras.Input((3,)), *layers])
-        model.compile(optimizer, "mse", metrics=list(metrics))
-    return model
-
-
-def batches(rows: int = 32, batch_size: int = 8) -> tf.data.Dataset:
-    x = np.linspace(0.0, 1.0, 3 * rows, dtype=np.float32).reshape(rows, 3)
-    return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(batch_size)
 
 
 def trains_for_long(
@@ -187,11 +151,6 @@ def trains_for_long(
         model.fit(data, steps_per_epoch=100_000, verbose=0, callbacks=[*callbacks, slow])
 
     return body
-
-
-class Slow(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        time.sleep(0.02)
 
 
 def strike(
@@ -282,7 +241,48 @@ def case_hanging_forward_pass() -> list[Ends]:
 
 
 def case_worker_that_raises() -> list[Ends]:
-    return join(Cluster(trains_for_long(1, raise_an_error)))
+    return join(*(Cluster(trains_for_long(rank, raise_an_error)) for rank in (1, 0)))
+
+
+def case_input_pipeline_raises() -> list[Ends]:
+    """On one worker only: in a row's map function, within TensorFlow's own threads."""
+
+    def body(raiser: int) -> Callable[[int], None]:
+        def trains(rank: int) -> None:
+            rows: list[None] = []
+
+            def decode(x: Any) -> Any:
+                rows.append(None)
+                if rank == raiser and len(rows) == 100:
+                    print(f"RAISES {time.monotonic()}", flush=True)
+                    raise ValueError("a row that cannot be read")
+                return x
+
+            def row_fn(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                return tf.ensure_shape(tf.numpy_function(decode, [x], x.dtype), x.shape), y
+
+            model = compiled_model(new_strategy())
+            data = batches().unbatch().map(row_fn).batch(8, drop_remainder=True).repeat()
+            model.fit(data, steps_per_epoch=100_000, verbose=0, callbacks=[Slow()])
+
+        return trains
+
+    clusters = [Cluster(body(raiser)) for raiser in (1, 0)]
+    return [cluster.join(since=0.0) for cluster in clusters]  # as RAISES
+
+
+def case_cut_off() -> list[Ends]:
+    """Three workers, of which one reaches the others through a relay that stops, or ends."""
+    strikes = ((2, signal.SIGSTOP), (2, signal.SIGKILL), (0, signal.SIGSTOP))
+    body = trains_for_long(-1, lambda: None, timeout_seconds=WAIT_SECONDS)
+    clusters = [RelayedCluster(body, num_workers=3, relayed=rank) for rank, _ in strikes]
+    for cluster in clusters:
+        for each in range(3):
+            cluster.wait_for(each, "TRAINS")
+    since = time.monotonic()
+    for cluster, (_, number) in zip(clusters, strikes, strict=True):
+        cluster.relay.send_signal(number)
+    return [cluster.join(since=since) for cluster in clusters]
 
 
 # --- Programs that differ

@@ -14,6 +14,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ from typing import IO, Any
 from _worker_main import fork
 
 _POLL_SECONDS = 0.02
+_RELAY = Path(__file__).parents[3] / "tools" / "_relay.py"
 
 
 class Cluster:
@@ -135,6 +138,43 @@ class Cluster:
             self.kill(rank)
             while self.is_running(rank):
                 time.sleep(_POLL_SECONDS)
+
+
+class RelayedCluster(Cluster):
+    """A cluster one worker of which reaches the others, and they it, through `relay`.
+
+    A relay that is stopped is a network that passes nothing on; one that is killed resets all
+    connections.
+
+    Args:
+        body, num_workers: as for `Cluster`.
+        relayed: the rank.
+    """
+
+    def __init__(self, body: Callable[[int], Any], *, num_workers: int, relayed: int) -> None:
+        addresses = [f"127.0.0.1:{port}" for port in _free_ports(num_workers)]
+        settings = json.dumps([addresses, 0.0, 0.0])
+        self.relay = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_RELAY), settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.relay.stdout is not None
+        through = json.loads(self.relay.stdout.readline())  # [rank][other]
+        env = []
+        for rank in range(num_workers):
+            known = [
+                through[rank][other] if relayed in (rank, other) else addresses[other]
+                for other in range(num_workers)
+            ]
+            task = {"type": "worker", "index": rank}
+            env.append({"TF_CONFIG": json.dumps({"cluster": {"worker": known}, "task": task})})
+        super().__init__(body, num_workers=num_workers, addresses=addresses, env=env)
+
+    def close(self) -> None:
+        super().close()
+        self.relay.kill()
+        self.relay.wait()
 
 
 def _free_ports(count: int) -> list[int]:

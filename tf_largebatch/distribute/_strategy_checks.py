@@ -1,0 +1,70 @@
+"""What a strategy refuses before it meets the other workers."""
+
+from __future__ import annotations
+
+import os
+
+from tf_largebatch.core.algorithm_choice import AllReduceCosts
+from tf_largebatch.core.errors import ConfigurationError, ProgramOrderError
+from tf_largebatch.distribute._cluster import CPU_REPLICAS_VARIABLE
+from tf_largebatch.distribute._tf_internals import tensorflow_has_started
+
+
+def check_order(*, has_joined: bool) -> None:
+    """Raises ProgramOrderError where this process can join a cluster no more.
+
+    Args:
+        has_joined: whether it has joined one.
+    """
+    if has_joined:
+        raise ProgramOrderError(
+            "This process has made a LargeBatchStrategy already, and a process joins its cluster "
+            "once. Use that one for all models: keep it in a variable, or call "
+            "tf.distribute.get_strategy() within its scope."
+        )
+    if tensorflow_has_started():
+        raise ProgramOrderError(
+            "LargeBatchStrategy must join the cluster before TensorFlow runs its first op, but "
+            "one has run. Move `strategy = LargeBatchStrategy()` to the top of the script, "
+            "right after the imports: before data sets, models and tensors."
+        )
+
+
+def check_timeouts(start_timeout_seconds: float, timeout_seconds: float) -> None:
+    """Raises ConfigurationError unless both are seconds to wait."""
+    for name, value in (
+        ("start_timeout_seconds", start_timeout_seconds),
+        ("timeout_seconds", timeout_seconds),
+    ):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 1 <= value < float("inf"):
+            raise ConfigurationError(
+                f"{name} must be a number of seconds of at least 1 (a wait without end is what it "
+                f"prevents), but is {value!r}."
+            )
+
+
+def check_costs(costs: AllReduceCosts, num_workers: int, replicas_per_worker: int) -> None:
+    """Raises ConfigurationError unless they were measured on such a cluster."""
+    measured, present = (
+        f"{workers} workers with {replicas} replicas each"
+        for workers, replicas in (
+            (costs.num_workers, costs.replicas_per_worker),
+            (num_workers, replicas_per_worker),
+        )
+    )
+    if measured != present:
+        raise ConfigurationError(
+            f"all_reduce_costs were measured on {measured}, but this cluster has {present}. Leave "
+            "them out, and they are measured."
+        )
+
+
+def cpu_replicas() -> int:
+    """How many replicas a host without GPUs is to have; else ConfigurationError."""
+    text = os.environ.get(CPU_REPLICAS_VARIABLE, "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(
+            f"{CPU_REPLICAS_VARIABLE} must be a whole number of at least 1, but is {text!r}."
+        )
+    return int(text)
