@@ -1,4 +1,4 @@
-"""What is recorded at the end of each epoch."""
+"""What is recorded while training, and saved to be resumed from."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ import keras
 import tf_largebatch as tlb
 
 
-def epoch_callbacks(
-    recipe: tlb.Recipe, run_dir: Path, *, is_chief: bool
+def training_callbacks(
+    recipe: tlb.Recipe, run_dir: Path, *, save_every_steps: int | None
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks of one worker; only the chief's write.
+    """Returns the callbacks, the same on every worker; only the chief's write.
 
-    BatchNormSync takes part in a collective, so all have it; none of those that write does.
+    Args:
+        recipe: of the run.
+        run_dir: for what they write.
+        save_every_steps: from one state to the next, from which a run is resumed; None: an epoch.
     """
-    callbacks: list[keras.callbacks.Callback] = [
-        tlb.callbacks.BatchNormSync(),
+    writers = (
+        keras.callbacks.CSVLogger(str(run_dir / "history.csv")),
+        keras.callbacks.TensorBoard(str(run_dir / "tensorboard"), write_graph=False),
+        keras.callbacks.ModelCheckpoint(
+            str(run_dir / "best.keras"), monitor="val_accuracy", mode="max", save_best_only=True
+        ),
+    )
+    return [
+        tlb.callbacks.BatchNormSync(),  # before what saves the model
         tlb.callbacks.ThroughputLogger(recipe),
+        *map(tlb.callbacks.ChiefOnly, writers),
+        tlb.callbacks.TrainingState(run_dir / "state", save_every_steps=save_every_steps),
     ]
-    if is_chief:
-        callbacks += [
-            keras.callbacks.CSVLogger(str(run_dir / "history.csv")),
-            keras.callbacks.TensorBoard(str(run_dir / "tensorboard"), write_graph=False),
-        ]
-    return callbacks

@@ -59,6 +59,9 @@ class TrainConfig:
     weight_decay: float = _option(1e-4, "L2 in the gradient of convolutions and classifier.")
     label_smoothing: float = _option(0.0, "Share of each label spread over all classes.")
     all_reduce: str = _option("auto", "How gradients are summed.", choices=ALL_REDUCES)
+    save_every_steps: int | None = _option(
+        None, "Steps from one saved state to the next; default: an epoch."
+    )
     seed: int = _option(1, "Of the initial weights and of the order of the data.")
 
     def __post_init__(self) -> None:

@@ -18,12 +18,26 @@ from _config import TrainConfig
 
 import tf_largebatch as tlb
 
+# What a run may be resumed with otherwise: none of it changes what is trained.
+_MAY_CHANGE = {"run_dir", "data_dir", "all_reduce", "save_every_steps"}
 
-def refuse_finished_run(run_dir: Path) -> None:
-    """Raises ConfigurationError if the folder holds a run that came to its end."""
-    if (run_dir / "summary.json").exists():
+
+def refuse_other_run(config: TrainConfig, run_dir: Path) -> None:
+    """Raises ConfigurationError if the folder holds a run with other settings."""
+    path = run_dir / "config.json"
+    if not path.exists():
+        return
+    there, here = _read_json(path), json.loads(json.dumps(dataclasses.asdict(config)))
+    lines = [
+        f"  --{name}: {there.get(name)!r} there, {value!r} now"
+        for name, value in here.items()
+        if name not in _MAY_CHANGE and there.get(name) != value
+    ]
+    if lines:
         raise tlb.ConfigurationError(
-            f"--run_dir={run_dir} already holds a finished run (summary.json); give another folder."
+            f"--run_dir={run_dir} holds a run with other settings:\n"
+            + "\n".join(lines)
+            + "\nResume it with the same, or give another folder."
         )
 
 
@@ -81,6 +95,15 @@ def write_summary(
     }
     _write_json(summary, run_dir / "summary.json")
     return summary
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise tlb.ConfigurationError(
+            f"{path} is no file of train.py: {error}; give another folder as --run_dir."
+        ) from error
 
 
 def _write_json(contents: Mapping[str, Any], path: Path) -> None:

@@ -4,8 +4,11 @@ Alone:        python examples/train.py --run_dir=runs/alone
 Two workers:  the same, behind `python tools/launch_local_cluster.py --workers=2 --`
 
 Every worker runs this script with its own TF_CONFIG; without one it runs on this host alone. The
-chief writes to --run_dir: config.json, history.csv, model.keras, plots/, tensorboard/ and, when all
-is done, summary.json.
+chief writes to --run_dir: config.json, history.csv, tensorboard/, best.keras, state/ and, when all
+is done, model.keras, plots/ and summary.json.
+
+However a run ended, the same command with the same --run_dir takes it up at the step that state/
+holds. SIGTERM has it saved first; the exit code is then 143.
 """
 
 from __future__ import annotations
@@ -16,21 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import _config
-from _callbacks import epoch_callbacks
+from _callbacks import training_callbacks
 from _config import TrainConfig, config_from_flags, define_flags
 from _datasets import load_dataset
 from _models import build_model
 from _plots import write_plots
-from _report import refuse_finished_run, save_model, write_config, write_summary
+from _report import refuse_other_run, save_model, write_config, write_summary
 from absl import app, flags
 
 import tf_largebatch as tlb
 
 
 def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
-    """Trains as `config` says; returns the chief's summary, None on the other workers."""
+    """Trains as `config` says, or what is left of it; returns the chief's summary, or None."""
     run_dir = Path(config.run_dir)
-    refuse_finished_run(run_dir)
+    refuse_other_run(config, run_dir)
     strategy = tlb.LargeBatchStrategy(all_reduce=config.all_reduce)
     topology = strategy.topology
     dataset = load_dataset(config)
@@ -72,7 +75,7 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
             row_fn=dataset.validation_row_fn,
             map_fn=dataset.map_fn,
         ),
-        callbacks=epoch_callbacks(recipe, run_dir, is_chief=topology.is_chief),
+        callbacks=training_callbacks(recipe, run_dir, save_every_steps=config.save_every_steps),
         verbose=_verbosity(topology.is_chief),
     ).history
     summary = None

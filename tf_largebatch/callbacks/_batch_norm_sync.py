@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tf_largebatch.callbacks._callbacks_in_use import callbacks_in_use
+from tf_largebatch.callbacks._running_fit import callbacks_in_use, inner_callback
 from tf_largebatch.core.batch_norm import (
     LARGEST_INITIAL_WEIGHT,
     batch_norm_momentum_advice,
@@ -89,6 +89,16 @@ class BatchNormSync(keras.callbacks.Callback):
         self._last_batch = -1
         self._momentum_is_checked = False
 
+    needs_every_worker = True
+
+    def get_state(self) -> dict[str, Any]:
+        """What `TrainingState` saves of it: the batches since the last time, for `every_steps`."""
+        return {"batches": self._batches}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """See `get_state`."""
+        self._batches = state["batches"]
+
     def set_model(self, model: keras.Model) -> None:
         """The model, which may be another one, or may have been trained without this callback."""
         super().set_model(model)
@@ -145,8 +155,7 @@ def _refuse_savers_in_front(mine: BatchNormSync, in_use: Sequence[Any]) -> None:
     for other in in_use:
         if other is mine:
             return
-        # Within a callback that wraps another, such as one for the chief alone, it is that.
-        inner = getattr(other, "callback", other)
+        inner = inner_callback(other)
         if isinstance(inner, _SAVERS) or getattr(inner, "restore_best_weights", False):
             raise ConfigurationError(
                 f"{type(inner).__name__} stands before BatchNormSync in callbacks, and would save "

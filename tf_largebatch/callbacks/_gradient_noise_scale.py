@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import keras
+import tensorflow as tf
 from absl import logging
 
 from tf_largebatch.core.errors import ConfigurationError
@@ -81,6 +82,13 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self.noise_scale: float | None = None
         self._decay = decay
         self._squares: GradientSquares | None = None
+
+    needs_every_worker = True
+
+    @property
+    def state_variables(self) -> list[tf.Variable]:
+        """What `TrainingState` saves of it."""
+        return [] if self._squares is None else self._squares.variables
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Has the optimizer measure, from the next trace of the training step on."""

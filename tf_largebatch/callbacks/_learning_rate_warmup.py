@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_largebatch.callbacks._callbacks_in_use import callbacks_in_use
+from tf_largebatch.callbacks._running_fit import callbacks_in_use
 from tf_largebatch.core.errors import ConfigurationError
+from tf_largebatch.core.nested_differences import nested_differences
 from tf_largebatch.core.recipe import Recipe, checked_recipe
 from tf_largebatch.optimizers._loss_scale_optimizer import innermost
 
@@ -51,6 +52,29 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._recipe_rate: float | None = None
         self._applied_rate: float | None = None
         self._scale_momentum: Callable[[Any], None] | None = None
+
+    needs_every_worker = True
+
+    def get_state(self) -> dict[str, Any]:
+        """What `TrainingState` saves of it: the recipe, however its global batch is divided."""
+        fields = self.recipe.to_dict()
+        for name in ("per_replica_batch_size", "num_replicas", "accumulation_steps"):
+            del fields[name]
+        fields["decay_epochs"] = list(self.recipe.effective_decay_epochs)
+        return {**fields, "global_batch_size": self.recipe.global_batch_size}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Refuses a state of another recipe than this one.
+
+        Raises:
+            ConfigurationError: it has other numbers; both sides are shown.
+        """
+        lines = [
+            f"recipe{path}: {old} in the state, {new} here"
+            for path, old, new in nested_differences(state, self.get_state())
+        ]
+        if lines:
+            raise ConfigurationError("The state is of another recipe:\n  " + "\n  ".join(lines))
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks that this callback alone can set the rate, and that it can do so exactly."""

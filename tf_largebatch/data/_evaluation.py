@@ -14,9 +14,11 @@ from tf_largebatch.data._pipeline import (
     MapFn,
     check_source_and_maps,
     distribute_steps,
+    name_data,
     pipeline_options,
     read_batches,
 )
+from tf_largebatch.data._sharder_state import source_fingerprint
 from tf_largebatch.data._sources import RandomAccessSource
 
 
@@ -67,9 +69,28 @@ def evaluation_dataset(
     )
     return distribute_steps(
         strategy,
-        lambda context: _slots_dataset(source, _worker_slots(edges, context), row_fn, map_fn),
+        lambda context: _worker_dataset(source, edges, context, row_fn, map_fn),
         steps=len(edges),
     )
+
+
+def _worker_dataset(
+    source: RandomAccessSource,
+    edges: RowNumbers,
+    context: tf.distribute.InputContext,
+    row_fn: MapFn | None,
+    map_fn: MapFn | None,
+) -> tf.data.Dataset:
+    """A worker's part."""
+    dataset = _slots_dataset(source, _worker_slots(edges, context), row_fn, map_fn)
+    if context.num_input_pipelines > 1:
+        identity = {
+            "num_rows": len(source),
+            "source_fingerprint": source_fingerprint(source),
+            "steps": len(edges),
+        }
+        name_data(dataset, identity)
+    return dataset
 
 
 def _worker_slots(edges: RowNumbers, context: tf.distribute.InputContext) -> RowNumbers:

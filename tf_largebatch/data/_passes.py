@@ -27,14 +27,12 @@ def pass_numbers(
     context: tf.distribute.InputContext,
     *,
     batch_size: int,
-    first_step: int,
 ) -> tf.data.Dataset:
     """The batches of a worker's pass, as numbers: those of its replicas in turn, each step.
 
     Args:
-        cursor: asked for the epoch when the first batch is read.
+        cursor: asked for the epoch, and the step in it, when the first batch is read.
         batch_size: rows of a replica's batch.
-        first_step: where in its epoch each pass begins.
 
     Returns:
         Elements `(marks, seeds)`: int64 `[batch_size]`, the epoch at the end of the batch that
@@ -42,9 +40,11 @@ def pass_numbers(
     """
     local_replicas = context.num_replicas_in_sync // context.num_input_pipelines
     steps_at_once = max(1, _ROWS_COMPUTED_AT_ONCE // (batch_size * local_replicas))
-    marked_step = min(_STEPS_THAT_BEGIN_AN_EPOCH, epoch_rows.steps_per_epoch) - 1
 
-    def numbers_of_steps(epoch: np.int64, step: np.int64) -> tuple[RowNumbers, RowNumbers]:
+    def numbers_of_steps(
+        epoch: np.int64, first_step: np.int64, step: np.int64
+    ) -> tuple[RowNumbers, RowNumbers]:
+        marked_step = min(first_step + _STEPS_THAT_BEGIN_AN_EPOCH, epoch_rows.steps_per_epoch) - 1
         end = min(step + steps_at_once, epoch_rows.steps_per_epoch)
         rows = epoch_rows.rows(
             int(epoch),
@@ -59,9 +59,13 @@ def pass_numbers(
             marks[(marked_step - step + 1) * local_replicas - 1, -1] = epoch
         return marks, row_seeds(rows, seed=epoch_rows.seed, epoch=int(epoch))
 
-    def pass_of(epoch: tf.Tensor) -> tf.data.Dataset:
+    def pass_from(place: tf.Tensor) -> tf.data.Dataset:
+        epoch, first_step = tf.unstack(place)
+
         def read(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            marks, seeds = tf.numpy_function(numbers_of_steps, [epoch, step], [tf.int64] * 2)
+            marks, seeds = tf.numpy_function(
+                numbers_of_steps, [epoch, first_step, step], [tf.int64] * 2
+            )
             marks.set_shape([None, batch_size])
             seeds.set_shape([None, batch_size, 2])
             return marks, seeds
@@ -69,11 +73,11 @@ def pass_numbers(
         steps = tf.data.Dataset.range(first_step, epoch_rows.steps_per_epoch, steps_at_once)
         return steps.map(read).unbatch()
 
-    def current_epoch(_: tf.Tensor) -> tf.Tensor:
-        epoch = tf.numpy_function(lambda: np.int64(cursor.first_not_begun), [], tf.int64)
-        return tf.ensure_shape(epoch, [])
+    def current_place(_: tf.Tensor) -> tf.Tensor:
+        place = tf.numpy_function(lambda: np.array(cursor.place, np.int64), [], tf.int64)
+        return tf.ensure_shape(place, [2])
 
-    return tf.data.Dataset.range(1).map(current_epoch).flat_map(pass_of)
+    return tf.data.Dataset.range(1).map(current_place).flat_map(pass_from)
 
 
 def deliver_with(cursor: EpochCursor) -> Callable[[tf.Tensor, Any], Any]:

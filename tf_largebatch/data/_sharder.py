@@ -22,11 +22,13 @@ from tf_largebatch.data._pipeline import (
     MapFn,
     check_source_and_maps,
     distribute_steps,
+    name_data,
     pipeline_options,
     read_batches,
 )
 from tf_largebatch.data._sharder_state import position_in, state_of
 from tf_largebatch.data._sources import RandomAccessSource
+from tf_largebatch.data._training_position import TrainingPosition, keep_position
 
 
 class GlobalShuffleSharder:
@@ -159,8 +161,9 @@ class GlobalShuffleSharder:
                 nearest sizes that work), `map_fn` changes the number of rows, or one of
                 TensorFlow's own strategies has several replicas on this worker.
         """
-        initial_epoch = checked_integer(initial_epoch, "initial_epoch", minimum=0)
-        return self._distributed(strategy, EpochCursor(initial_epoch))
+        cursor = EpochCursor(checked_integer(initial_epoch, "initial_epoch", minimum=0))
+        dataset = self._distributed(strategy, cursor, steps=self.steps_per_epoch)
+        return keep_position(dataset, TrainingPosition(self, cursor))
 
     def state(self, *, epoch: int, step: int) -> dict[str, Any]:
         """A position before step `step` of an epoch, as a small dict of numbers and texts for JSON.
@@ -178,7 +181,7 @@ class GlobalShuffleSharder:
         epoch = checked_integer(epoch, "epoch", minimum=0)
         if step == self.steps_per_epoch:
             epoch, step = epoch + 1, 0
-        return {"epoch": epoch, "step": step, **self._identity}
+        return {"epoch": epoch, "step": step, **self.identity}
 
     def rest_of_epoch(
         self, state: Mapping[str, Any], strategy: tf.distribute.Strategy | None = None
@@ -200,48 +203,52 @@ class GlobalShuffleSharder:
             ConfigurationError: the state is none, is of another version, or belongs to another
                 data set or to other settings; both sides are shown. Also as `train_dataset`.
         """
-        epoch, step = position_in(state, self._identity, steps_per_epoch=self.steps_per_epoch)
-        return self._distributed(strategy, EpochCursor(epoch, advances=False), first_step=step)
+        epoch, step = position_in(state, self.identity, steps_per_epoch=self.steps_per_epoch)
+        cursor = EpochCursor(epoch, first_step=step, advances=False)
+        return self._distributed(strategy, cursor, steps=self.steps_per_epoch - step)
 
     @cached_property
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """What a position belongs to: rows and fingerprint of the source, and the settings."""
         # Kept, as it may take a while: the fingerprint of a folder goes through all paths.
         return state_of(self._source, self._epoch_rows)
 
     def _distributed(
-        self, strategy: tf.distribute.Strategy | None, cursor: EpochCursor, *, first_step: int = 0
+        self, strategy: tf.distribute.Strategy | None, cursor: EpochCursor, *, steps: int
     ) -> Any:
         if strategy is None:
-            return self._shard_dataset(cursor, first_step, tf.distribute.InputContext())
+            return self._shard_dataset(cursor, steps, tf.distribute.InputContext())
         check_divides(
             self.global_batch_size, parts=strategy.num_replicas_in_sync, parts_name="replicas"
         )
         return distribute_steps(
             strategy,
-            lambda context: self._shard_dataset(cursor, first_step, context),
-            steps=self.steps_per_epoch - first_step,
+            lambda context: self._shard_dataset(cursor, steps, context),
+            steps=steps,
         )
 
     def _shard_dataset(
-        self, cursor: EpochCursor, first_step: int, context: tf.distribute.InputContext
+        self, cursor: EpochCursor, steps: int, context: tf.distribute.InputContext
     ) -> tf.data.Dataset:
         """One worker's part of a pass: `local replicas` batches a step, a replica's each."""
         local_replicas = context.num_replicas_in_sync // context.num_input_pipelines
         rows = self.global_batch_size // context.num_replicas_in_sync
         batches = read_batches(
-            pass_numbers(self._epoch_rows, cursor, context, batch_size=rows, first_step=first_step),
+            pass_numbers(self._epoch_rows, cursor, context, batch_size=rows),
             self._source,
             row_fn=self._row_fn,
             map_fn=self._map_fn,
             batch_rows=lambda single_rows: single_rows.batch(rows, drop_remainder=True),
         )
-        elements = (self.steps_per_epoch - first_step) * local_replicas
         dataset = (
-            batches.apply(tf.data.experimental.assert_cardinality(elements))
+            # A pass whose beginning was sought is shorter, and must not be read to its end.
+            batches.apply(tf.data.experimental.assert_cardinality(steps * local_replicas))
             .map(deliver_with(cursor))
             .with_options(pipeline_options())
         )
         _check_rows(dataset.element_spec, rows)
+        if context.num_input_pipelines > 1:
+            name_data(dataset, self.identity)
         return dataset
 
 

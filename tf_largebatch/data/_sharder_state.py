@@ -23,7 +23,7 @@ def state_of(source: RandomAccessSource, epoch_rows: EpochRows) -> dict[str, Any
     return {
         "version": _VERSION,
         "num_rows": epoch_rows.num_rows,
-        "source_fingerprint": _fingerprint(source),
+        "source_fingerprint": source_fingerprint(source),
         "seed": epoch_rows.seed,
         "global_batch_size": epoch_rows.global_batch_size,
         "remainder": epoch_rows.remainder,
@@ -59,7 +59,7 @@ def position_in(
     return epoch, step
 
 
-def _fingerprint(source: RandomAccessSource) -> str:
+def source_fingerprint(source: RandomAccessSource) -> str:
     """A hash of the kind of rows and, where the source offers `fingerprint`, of what they are."""
     kinds = [
         [spec.dtype.name, spec.shape.as_list()] for spec in tf.nest.flatten(source.element_spec)

@@ -37,6 +37,11 @@ class GradientSquares:
         self.local = _replica_variable("local_gradient_square")
         self.reduced = _replica_variable("reduced_gradient_square")
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All of them."""
+        return [self._batches, self._sum, self.local, self.reduced]
+
     def add_batch(self, gradients: Sequence[Any]) -> None:
         """Adds a batch's gradients, as this replica has them: its share of the global mean."""
         # Of a mean over R replicas a replica holds 1 / R.
