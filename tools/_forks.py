@@ -41,11 +41,14 @@ def run_forks(folder: Path, body: Callable[[int], Any]) -> int:
     gc.freeze()  # else a fork copies its parent's memory at its end, to look for garbage
     addresses = read_addresses(folder)
     return _join(
-        {_fork(folder, rank, known, body): rank for rank, known in enumerate(addresses)}, folder
+        {fork_worker(folder, rank, known, body): rank for rank, known in enumerate(addresses)},
+        folder,
     )
 
 
-def _fork(folder: Path, rank: int, addresses: Sequence[str], body: Callable[[int], Any]) -> int:
+def fork_worker(
+    folder: Path, rank: int, addresses: Sequence[str], body: Callable[[int], Any]
+) -> int:
     """Starts a worker; its process id."""
     parent = os.getpid()
     pid = os.fork()
