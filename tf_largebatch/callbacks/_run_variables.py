@@ -100,9 +100,7 @@ def capture(variables: Sequence[Any], replicas: Replicas) -> list[Captured] | No
         return None
     of_place = dict(zip(differing, gathered, strict=True))
     return [
-        Captured(of_place[place], True)
-        if place in of_place
-        else Captured(values[0], False)
+        Captured(of_place[place], True) if place in of_place else Captured(values[0], False)
         for place, values in enumerate(local)
     ]
 

@@ -23,11 +23,11 @@ from tf_largebatch.callbacks._state_agreement import agree_on_state
 from tf_largebatch.callbacks._state_contents import Place
 from tf_largebatch.callbacks._state_writer import StateWriter, wait_for_all_writers
 from tf_largebatch.callbacks._terminate_signal import TerminateSignal
+from tf_largebatch.callbacks._trained_data import TrainedData
 from tf_largebatch.callbacks._worker_wishes import WorkerWishes
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.scaling import require_count, require_number
 from tf_largebatch.core.state_directory import StateDirectory
-from tf_largebatch.data._training_position import position_of
 
 INTERRUPTED_EXIT_CODE = 143  # 128 + SIGTERM: schedulers start such a job again
 
@@ -68,8 +68,9 @@ class TrainingState(keras.callbacks.Callback):
     are in, and leave with exit code 143 (`SystemExit`), also if only one of them got it. During an
     evaluation it waits for the end of that. A second SIGTERM ends the process.
 
-    Without `GlobalShuffleSharder` states are saved between epochs only, and such data must have an
-    order that does not depend on what was read before. In the rest of an epoch that is resumed
+    States within epochs need a `steps_per_execution` that divides the steps of an epoch. Without
+    `GlobalShuffleSharder` states are saved between epochs only, and such data must have an order
+    that does not depend on what was read before. In the rest of an epoch that is resumed
     callbacks see batches numbered from 0. It may stand anywhere in the list of callbacks, on every
     worker.
 
@@ -125,9 +126,15 @@ class TrainingState(keras.callbacks.Callback):
         self._replicas = Replicas(self.model)
         self._wishes = WorkerWishes(self.model.distribute_strategy)
         self._fit = running_fit(self.model)
-        self._position = position_of(self._fit.data) if self._fit else None
+        self._data = TrainedData(
+            self._fit,
+            steps=self.params["steps"],
+            steps_per_execution=self.model.steps_per_execution,
+        )
         _refuse_backup(callbacks_in_use())
-        self._check_data()
+        self._data.check(
+            within_epochs=(self.save_every_steps, self.save_every_seconds) != (None, None)
+        )
         self._build()
         self._epoch, self._first_step, self._step, self._batches = -1, 0, 0, 0
         self._saved_run: SavedRun | None = None
@@ -138,7 +145,7 @@ class TrainingState(keras.callbacks.Callback):
         wait_for_all_writers()
         state = agree_on_state(self._directory, self._replicas)
         if state is not None:
-            self._take_up(SavedRun(state, self.model, self._position, self._replicas))
+            self._take_up(SavedRun(state, self.model, self._data.position, self._replicas))
             place = self._last_saved
             logging.info(
                 "Resumed from %s, before step %d of epoch %d.", state.where, place.step, place.epoch
@@ -146,12 +153,7 @@ class TrainingState(keras.callbacks.Callback):
 
     def _take_up(self, saved: SavedRun) -> None:
         place = saved.place
-        if place.step and not self._can_be_resumed(place.step):
-            raise ConfigurationError(
-                f"The state stands before step {place.step} of {self._steps_per_epoch()}, and what "
-                f"is left of the epoch is no multiple of steps_per_execution="
-                f"{self.model.steps_per_execution}. Use the one that it was saved with."
-            )
+        self._data.check_rest(place.step)
         saved.restore_model()
         self._saved_run, self._last_saved, self._batches = saved, place, place.batches
         # As Keras' own callback that resumes does it; `fit` has no public way.
@@ -163,8 +165,8 @@ class TrainingState(keras.callbacks.Callback):
         if self._first_step and self._fit:  # the epoch before this one was a rest
             self._fit.begin_pass()
         self._first_step = 0
-        if self._epoch < 0 and self._position:
-            self._data_offset = self._position.next_epoch - epoch
+        if self._epoch < 0:
+            self._data.begin(epoch)
         if self._saved_run is not None:
             place = self._saved_run.place
             if epoch != place.epoch:
@@ -202,7 +204,7 @@ class TrainingState(keras.callbacks.Callback):
         self._save_is_due |= self._wishes.take("save")
         self._leaves |= self._wishes.take("leave")
         # Keras would read on, as it counts the steps of a whole epoch.
-        is_rest = self._first_step > 0 and self._step >= self._steps_per_epoch()
+        is_rest = self._first_step > 0 and self._step >= self._data.steps_per_epoch
         if is_rest and not self.model.stop_training:
             self.model.stop_training = EPOCH_IS_OVER
 
@@ -237,7 +239,7 @@ class TrainingState(keras.callbacks.Callback):
 
     def _is_due(self) -> bool:
         place, last = self._place(), self._last_saved
-        if place.step and not self._can_be_resumed(place.step):
+        if not self._data.can_be_resumed(place.step):
             return False
         if last is None:  # at once, so that a disk that is full is found out at once
             return True
@@ -256,11 +258,7 @@ class TrainingState(keras.callbacks.Callback):
 
     def _save(self, place: Place) -> None:
         began = time.perf_counter()
-        data = None
-        if self._position is not None:
-            data = self._position.sharder.state(
-                epoch=place.epoch + self._data_offset, step=place.step
-            )
+        data = self._data.state(epoch=place.epoch, step=place.step)
         state = take_state(self.model, callbacks_in_use(), place, data, self._replicas)
         if state is not None:
             self._writer.write(place.batches, *state)
@@ -274,8 +272,12 @@ class TrainingState(keras.callbacks.Callback):
         self._writer.wait()
         self._wishes.any_worker(True, purpose="leaving after SIGTERM")
         self._signal.remove()
+        place = self._last_saved
         logging.warning(
-            "Told to end by SIGTERM: saved, leaves with code %d.", INTERRUPTED_EXIT_CODE
+            "Leaves with code %d, told to by SIGTERM; saved before step %d of epoch %d.",
+            INTERRUPTED_EXIT_CODE,
+            place.step if place else 0,
+            place.epoch if place else 0,
         )
         raise SystemExit(INTERRUPTED_EXIT_CODE)
 
@@ -289,43 +291,6 @@ class TrainingState(keras.callbacks.Callback):
                 self.model._symbolic_build(data_batch=self._fit.batch_spec)
             elif self.model.built and not self.model.optimizer.built:
                 self.model.optimizer.build(self.model.trainable_variables)
-
-    def _steps_per_epoch(self) -> int:
-        assert self._position is not None
-        return self._position.sharder.steps_per_epoch
-
-    def _can_be_resumed(self, step: int) -> bool:
-        """Whether the rest of an epoch can be found, and read by whole executions to its end."""
-        if self._position is None:
-            return False
-        return (self._steps_per_epoch() - step) % self.model.steps_per_execution == 0
-
-    def _check_data(self) -> None:
-        within_epochs = self.save_every_steps is not None or self.save_every_seconds is not None
-        if self._position is None:
-            if within_epochs:
-                raise ConfigurationError(
-                    "TrainingState is to save within epochs, but fit trains on data of "
-                    f"{type(self._fit.data).__name__ if self._fit else 'a loop of your own'}, in "
-                    "which a position cannot be found again. Train on "
-                    "GlobalShuffleSharder.train_dataset, or leave save_every_steps and "
-                    "save_every_seconds out: then states are saved between epochs."
-                )
-            return
-        steps, whole = self.params["steps"], self._steps_per_epoch()
-        if steps != whole:
-            raise ConfigurationError(
-                f"fit has steps_per_epoch={steps}, but the sharder's epochs have {whole} steps. "
-                "Leave steps_per_epoch out."
-            )
-        executed = self.model.steps_per_execution
-        if within_epochs and whole % executed:
-            raise ConfigurationError(
-                f"TrainingState is to save within epochs, but steps_per_execution={executed} does "
-                f"not divide the {whole} steps of an epoch, and the rest of one could not be read "
-                "by whole executions. Use one that divides them, or leave save_every_steps and "
-                "save_every_seconds out: then states are saved between epochs."
-            )
 
 
 def _refuse_backup(in_use: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ class ConfigurationError(LargeBatchError, ValueError):
 
 
 class TopologyError(ConfigurationError):
-    """The description of the cluster (`TF_CONFIG`) cannot be used."""
+    """The description of the cluster (`TF_CONFIG`, or SLURM's variables) cannot be used."""
 
 
 class MismatchError(LargeBatchError, ValueError):

@@ -84,7 +84,8 @@ def _listen(topology: ClusterTopology) -> socket.socket:
         raise ConfigurationError(
             f"Worker {topology.rank} is to serve at {topology.address}, but cannot listen on port "
             f"{port}: {reason}. End the process that holds it (`ss -ltnp`), or give this "
-            "worker another free port in every worker's TF_CONFIG."
+            "worker another free port in every worker's TF_CONFIG (under SLURM, all of them by "
+            "TF_LARGEBATCH_PORT)."
         ) from error
 
 
@@ -201,7 +202,7 @@ class _Chief:
                 "kind": "timeout",
                 "text": f"{names} did not come to the chief at {self._topology.address}, or did "
                 f"not stay, within start_timeout_seconds={self._timeout_seconds:g}.{twice} Start "
-                "every worker of TF_CONFIG, check that they reach the chief's port, or raise the "
+                "every worker of the cluster, check that they reach the chief's port, or raise the "
                 "timeout.",
             }
         rows = [(0, self._settings)]

@@ -53,8 +53,9 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     """Synchronous training on several workers, with `model.fit`, `evaluate` and `predict`.
 
     A `tf.distribute.MultiWorkerMirroredStrategy`: build and compile the model within
-    `strategy.scope()`, and start the same script on every worker of `TF_CONFIG`. Without
-    `TF_CONFIG`, or with a single worker, it runs on this host's GPUs, or on its CPU.
+    `strategy.scope()`, and start the same script on every worker of `TF_CONFIG`, or as the tasks of
+    a SLURM step. Without a cluster, or with a single worker, it runs on this host's GPUs, or on its
+    CPU.
 
     Keras 3 cannot train under the stock strategy (keras 20585). Beyond mending that:
 
@@ -87,17 +88,18 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             instead of measuring; the same on all workers. Default None: measured at start, in
             about a second, where `all_reduce` leaves a choice.
         start_timeout_seconds: how long workers wait for one another at start; default 300.
-        timeout_seconds: how late a worker may be in a collective; default 600.
+        timeout_seconds: how late a worker may be in a collective; default 600. (One whose process
+            is frozen altogether is given up by TensorFlow after some 10 s.)
 
     Environment:
-        TF_CONFIG: the cluster, see `tf_largebatch.ClusterTopology`.
+        TF_CONFIG, SLURM_*: the cluster, see `tf_largebatch.ClusterTopology`.
         TF_LARGEBATCH_CPU_REPLICAS: on a host without GPUs, this many replicas (logical CPU
             devices) instead of one, to try out several replicas a worker.
 
     Raises:
         ConfigurationError: an option is not valid, this worker's port is taken, or this task is
             an evaluator.
-        TopologyError: TF_CONFIG cannot be used.
+        TopologyError: the description of the cluster cannot be used.
         ProgramOrderError: this process has joined the cluster already; or TensorFlow already ran
             an op, so that it can no longer join one (tensorflow 30551).
         PeerTimeoutError: a worker is absent at start.
