@@ -19,7 +19,7 @@ from _config import TrainConfig
 import tf_largebatch as tlb
 
 # What a run may be resumed with otherwise: none of it changes what is trained.
-_MAY_CHANGE = {"run_dir", "data_dir", "all_reduce", "save_every_steps"}
+_MAY_CHANGE = {"run_dir", "data_dir", "all_reduce", "save_every_steps", "per_replica_batch_size"}
 
 
 def refuse_other_run(config: TrainConfig, run_dir: Path) -> None:
@@ -33,18 +33,34 @@ def refuse_other_run(config: TrainConfig, run_dir: Path) -> None:
         for name, value in here.items()
         if name not in _MAY_CHANGE and there.get(name) != value
     ]
+    _refuse(lines, run_dir)
+
+
+def write_config(config: TrainConfig, recipe: tlb.Recipe, run_dir: Path) -> None:
+    """config.json: the settings, and the recipe that they make with the number of replicas.
+
+    Of a run that is resumed it stays as it is; the number of replicas may be another one.
+
+    Raises:
+        ConfigurationError: with another global batch.
+    """
+    path = run_dir / "config.json"
+    if path.exists():
+        there = tlb.Recipe.from_dict(_read_json(path)["recipe"]).global_batch_size
+        if there != recipe.global_batch_size:
+            _refuse([f"  global batch: {there} there, {recipe.global_batch_size} now"], run_dir)
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    _write_json({**dataclasses.asdict(config), "recipe": recipe.to_dict()}, path)
+
+
+def _refuse(lines: Sequence[str], run_dir: Path) -> None:
     if lines:
         raise tlb.ConfigurationError(
             f"--run_dir={run_dir} holds a run with other settings:\n"
             + "\n".join(lines)
             + "\nResume it with the same, or give another folder."
         )
-
-
-def write_config(config: TrainConfig, recipe: tlb.Recipe, run_dir: Path) -> None:
-    """config.json: the settings, and the recipe that they make with the number of replicas."""
-    contents = {**dataclasses.asdict(config), "recipe": recipe.to_dict()}
-    _write_json(contents, run_dir / "config.json")
 
 
 def weights_sha256(model: keras.Model) -> str:

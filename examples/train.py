@@ -62,7 +62,6 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
         map_fn=dataset.map_fn,
     )
     if topology.is_chief:  # now that all settings have proved right
-        run_dir.mkdir(parents=True, exist_ok=True)
         write_config(config, recipe, run_dir)
     history = model.fit(
         sharder.train_dataset(strategy),

@@ -75,7 +75,10 @@ def command_of(argv: Sequence[str]) -> list[str]:
 def supervisor_options() -> SupervisorOptions:
     """The flags as options; makes the folder of the logs."""
     log_dir = Path(_LOG_DIR.value or tempfile.mkdtemp(prefix="tf_largebatch_logs_"))
-    log_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        exit_for_usage(f"--log_dir={log_dir} cannot be made: {error.strerror}.")
     return SupervisorOptions(
         log_dir=log_dir,
         max_restarts=_MAX_RESTARTS.value,

@@ -9,11 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tf_largebatch as tlb
 from tf_largebatch.callbacks._callback_states import (
     get_states,
     named_callbacks,
+    open_files,
     set_states,
     state_variables,
 )
@@ -204,35 +206,27 @@ def test_files_are_put_back_by_the_worker_that_writes_alone(tmp_path: Path) -> N
     assert (tmp_path / "log.csv").read_bytes() == b""
 
 
-def test_event_files_end_where_they_did(tmp_path: Path) -> None:
-    """Longer ones are cut off, later ones go; shorter ones, open ones and other files stay."""
-    folders = [tmp_path / name for name in ("train", "validation", "other")]
-    for folder in folders:
-        folder.mkdir()
-    events = "events.out.tfevents.17{}.host.v2"
-    grown, later, shrunk, opened, foreign = (
-        folders[0] / events.format(1),
-        folders[1] / events.format(2),
-        folders[0] / events.format(3),
-        folders[1] / events.format(4),
-        folders[2] / events.format(5),
-    )
-    for path in (grown, shrunk):
-        path.write_bytes(b"12345678")
-    (folders[0] / "notes.txt").write_bytes(b"notes")
+def test_event_files_of_a_run_end_where_they_did(tmp_path: Path) -> None:
+    """Those of others in the same folder stay as they are."""
+    writes = tf.summary.create_file_writer
+    foreign = tmp_path / "train" / "events.out.tfevents.17.other.1.v2"
+    (tmp_path / "validation").mkdir()
+    foreign.parent.mkdir()
+    foreign.write_bytes(b"12345678")
+    board = kinds.TensorBoard(str(tmp_path))
+    board._train_dir, board._val_dir = str(foreign.parent), str(tmp_path / "validation")
+    open_files([board], validates=True)
     arrays: list[Any] = []
-    states = get_states([kinds.TensorBoard(str(tmp_path))], arrays)
-    grown.write_bytes(b"123456789abc")
-    shrunk.write_bytes(b"12")
-    for path in (later, foreign):
-        path.write_bytes(b"x")
-    with opened.open("wb"):
-        set_states([kinds.TensorBoard(str(tmp_path))], states, arrays, writes_files=True)
-    left = {path.name: path.read_bytes() for path in tmp_path.glob("*/*")}
-    assert left == {
-        grown.name: b"12345678",
-        shrunk.name: b"12",
-        opened.name: b"",
-        foreign.name: b"x",
-        "notes.txt": b"notes",
-    }
+    states = get_states([board], arrays)
+    own = {path for path in tmp_path.glob("*/*") if path != foreign}
+    assert {path.parent.name for path in own} == {"train", "validation"}
+    before = {path: path.read_bytes() for path in own}
+    for path in (*own, foreign):
+        with path.open("ab") as file:
+            file.write(b"later")
+    later = writes(str(foreign.parent))  # of a process that has saved nothing
+    set_states([kinds.TensorBoard(str(tmp_path))], states, arrays, writes_files=True)
+    assert {path: path.read_bytes() for path in own} == before
+    assert foreign.read_bytes() == b"12345678later"
+    assert len(list(foreign.parent.iterdir())) == 3
+    later.close()

@@ -106,7 +106,7 @@ def test_a_state_that_was_still_being_written(
     monkeypatch.setattr(os, "fsync", fsync)
     outcome = done(PLAIN, tmp_path)
     assert written.is_set()
-    assert outcome.state.saves == 5  # from the state before step 3 on
+    assert outcome.state.saves == 6  # those before steps 3 to 7, and the end
 
 
 def scalars(folder: Path) -> list[tuple[str, str, int, float]]:
@@ -247,11 +247,11 @@ def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"model": wide_model}, r"model: 9 variables in the state, 4 here; number 0: .*\[3, 7\]"),
         (
             {"optimizer": lambda: keras.optimizers.SGD(0.05, momentum=0.9)},
-            r"optimizer\.class_name: 'MomentumSGD' in the state, 'SGD' here",
+            r"optimizer\.class: 'MomentumSGD' in the state, 'SGD' here",
         ),
         (
             {"optimizer": lambda: tlb.optimizers.MomentumSGD(0.05, weight_decay=1e-2)},
-            r"optimizer\.config\.weight_decay: 0\.001 in the state, 0\.01 here",
+            r"optimizer\.weight_decay: 0\.001 in the state, 0\.01 here",
         ),
         (
             {
@@ -259,7 +259,7 @@ def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     keras.optimizers.schedules.CosineDecay(0.1, 9), weight_decay=1e-3
                 )
             },
-            r"optimizer\.config\.learning_rate: none in the state, \{.*'CosineDecay'",
+            r"optimizer\.learning_rate: none in the state, \{.*'CosineDecay'",
         ),
         ({"seed": 3}, r"data\.seed: 2 in the state, 3 here"),
         ({"batch": 12}, r"data\.global_batch_size: 6 in the state, 12 here"),
@@ -280,10 +280,43 @@ def test_another_number_of_steps_per_execution(broken_off: Path) -> None:
         train(run, broken_off)
 
 
-def test_another_initial_epoch(broken_off: Path, tmp_path: Path) -> None:
-    train(PLAIN, tmp_path, break_after=2)
-    with pytest.raises(tlb.ConfigurationError, match="initial_epoch=1, but the state"):
-        train(replace(PLAIN, initial_epoch=1), tmp_path)
+def test_the_state_counts_whatever_initial_epoch_says(tmp_path: Path) -> None:
+    expected = done(PLAIN, tmp_path / "undisturbed")
+    train(PLAIN, tmp_path / "resumed", break_after=2)
+    assert_same(done(replace(PLAIN, initial_epoch=1), tmp_path / "resumed"), expected)
+
+
+def test_an_exception_of_another_callback_leaves_nothing_for_the_next_fit(tmp_path: Path) -> None:
+    class Raises(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            raise ValueError("of another callback")
+
+    train(PLAIN, tmp_path, break_after=6)
+    model = compiled_model(PLAIN)
+    raising = [tlb.callbacks.TrainingState(tmp_path / "state"), Raises()]
+    with pytest.raises(ValueError, match="of another callback"):
+        model.fit(sharder_of(PLAIN).train_dataset(), epochs=2, verbose=0, callbacks=raising)
+    assert model.fit(X, Y, epochs=2, verbose=0).epoch == [0, 1]
+
+
+def test_logs_stay_where_a_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    logged = replace(PLAIN, callbacks=lambda _: [keras.callbacks.CSVLogger(str(path))])
+    train(logged, tmp_path, break_after=6)
+    before = path.read_text()
+    assert before.startswith("epoch,")
+    with pytest.raises(tlb.ConfigurationError, match="is of another run"):
+        train(replace(logged, seed=3), tmp_path)
+    assert path.read_text() == before
+
+
+def test_a_loop_of_ones_own_is_refused(tmp_path: Path) -> None:
+    model = compiled_model(PLAIN)
+    listed = keras.callbacks.CallbackList(
+        [tlb.callbacks.TrainingState(tmp_path)], model=model, epochs=1, steps=2
+    )
+    with pytest.raises(tlb.ConfigurationError, match="works within fit"):
+        listed.on_train_begin()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ CONTENTS: dict[str, Any] = {
         "metrics": [],
     },
     "is_per_replica": [False, True],
-    "optimizer": {"class_name": "SGD"},
+    "facts": {"loss": "mse"},
+    "compiled_rate": 0.1,
     "callbacks": {"History 0": {"epoch": [0, 1]}},
 }
 PLAIN = st.recursive(
@@ -87,4 +88,4 @@ def test_anything_else_is_refused_or_of_no_consequence(data: st.DataObject) -> N
         return
     assert min(place.epoch, place.step, place.batches) >= 0
     if contents != CONTENTS:  # what may be anything, or only names it
-        assert path[0] in ("place", "data", "optimizer", "callbacks") or path[-1] == 0
+        assert path[0] in ("place", "data", "facts", "compiled_rate", "callbacks") or path[-1] == 0

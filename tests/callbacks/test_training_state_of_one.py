@@ -215,18 +215,17 @@ def test_stopped_early_is_over(tmp_path: Path, after: int | None) -> None:
     assert again.state.saves == 0
 
 
-def test_stopped_within_an_epoch_is_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [0, None], ids=["first", "last"])
+def test_stopped_within_an_epoch_it_goes_on(tmp_path: Path, place: int | None) -> None:
     class Stops(kinds.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if self.model.optimizer.iterations == STEPS + 2:
                 self.model.stop_training = True
 
-    run = replace(PLAIN, epochs=3, callbacks=lambda _: [Stops()])
-    expected = undisturbed(run)
-    assert_same(resumed(run, tmp_path, STEPS + 1), expected)
-    again = resumed(run, tmp_path)
-    assert_same(again, expected)
-    assert int(again.model.optimizer.iterations) == STEPS + 2
+    run = replace(PLAIN, epochs=3, place=place)
+    stopped = resumed(replace(run, callbacks=lambda _: [Stops()]), tmp_path)
+    assert int(stopped.model.optimizer.iterations) == STEPS + 2
+    assert_same(resumed(run, tmp_path), undisturbed(run))
 
 
 def test_the_best_checkpoint_is_remembered(tmp_path: Path) -> None:

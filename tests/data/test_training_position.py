@@ -89,10 +89,14 @@ def test_a_state_of_another_sharder(changes: dict[str, Any]) -> None:
 
 def test_other_data_sets_have_none() -> None:
     sharder = sharder_of()
-    dataset = sharder.train_dataset()
-    assert position_of(dataset.map(lambda x, y: (x, y))) is None
     assert position_of(sharder.rest_of_epoch(sharder.state(epoch=0, step=1))) is None
     assert position_of(numbered_rows(3)) is None
+
+
+def test_data_sets_derived_from_a_sharders_have_its_position() -> None:
+    dataset = sharder_of().train_dataset()
+    mapped = dataset.map(lambda x, y: (x, y)).prefetch(2)
+    assert position_of(mapped) is position_of(dataset) is not None
 
 
 def test_a_cursor_goes_back_only_when_it_is_sought() -> None:

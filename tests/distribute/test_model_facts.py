@@ -102,15 +102,20 @@ def test_each_difference_is_shown_by_its_leaf(
 
 
 def test_layers_and_dtype_policies() -> None:
-    def model(activation: bool, policy: str) -> keras.Model:
-        layers = [keras.layers.Dense(1, dtype=policy)]
-        layers += [keras.layers.ReLU() if activation else keras.layers.Softmax()]
+    def model(kind: type, rate: float, policy: str, seed: int) -> keras.Model:
+        layers = [keras.layers.Dense(1, dtype=policy), kind(rate, seed=seed)]
         return keras.Sequential([keras.Input((3,)), *layers])
 
-    assert lines_of(model(True, "float32"), model(False, "mixed_bfloat16")) == [
-        'layers.1: "Dense float32" on worker 0; "Dense mixed_bfloat16" on worker 1',
-        'layers.2: "ReLU float32" on worker 0; "Softmax float32" on worker 1',
+    dropout, noise = keras.layers.Dropout, keras.layers.GaussianDropout
+    first = model(dropout, 0.1, "float32", 1)
+    assert lines_of(first, model(dropout, 0.1, "float32", 2)) == []
+    assert lines_of(first, model(dropout, 0.7, "mixed_bfloat16", 1)) == [
+        'layers.1.dtype_policy: "float32" on worker 0; "mixed_bfloat16" on worker 1',
+        "layers.2.rate: 0.1 on worker 0; 0.7 on worker 1",
     ]
+    assert 'layers.2.class: "Dropout" on worker 0; "GaussianDropout" on worker 1' in lines_of(
+        first, model(noise, 0.1, "float32", 1)
+    )
 
 
 def test_this_packages_recipe_is_compared() -> None:

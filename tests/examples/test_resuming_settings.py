@@ -28,6 +28,16 @@ write_config(TrainConfig(**base), recipe, folder)
 found["same"] = refused()
 for changes in json.loads(sys.argv[2]):
     found[json.dumps(changes)] = refused(**changes)
+def with_recipe(**changes):
+    other = dataclasses.replace(recipe, **changes)
+    try:
+        write_config(TrainConfig(**base), other, folder)
+    except tlb.ConfigurationError as error:
+        return str(error)
+before = (folder / "config.json").read_text()
+found["twice the replicas"] = with_recipe(num_replicas=2, per_replica_batch_size=2)
+found["twice the batch"] = with_recipe(num_replicas=2)
+assert (folder / "config.json").read_text() == before
 older = json.loads((folder / "config.json").read_text())
 del older["label_smoothing"]
 (folder / "config.json").write_text(json.dumps(older))
@@ -40,11 +50,11 @@ MAY_CHANGE = [
     {"all_reduce": "ring"},
     {"save_every_steps": 7},
     {"data_dir": ""},
+    {"per_replica_batch_size": 16},
 ]
 REFUSED = {
     "epochs": (8, 9),
     "warmup": ("gradual", "none"),
-    "per_replica_batch_size": (32, 16),
     "seed": (1, 2),
     "momentum": (0.9, 0.8),
     "decay_epochs": ([3.0, 6.0], [3.0]),
@@ -60,7 +70,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(printed.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", ["empty", "same", *map(json.dumps, MAY_CHANGE)])
+@pytest.mark.parametrize(
+    "case", ["empty", "same", "twice the replicas", *map(json.dumps, MAY_CHANGE)]
+)
 def test_may_be_resumed(found: dict[str, Any], case: str) -> None:
     assert found[case] is None
 
@@ -77,6 +89,10 @@ def test_another_run(found: dict[str, Any], name: str) -> None:
 def test_all_that_differs_is_shown(found: dict[str, Any]) -> None:
     message = found[json.dumps({"seed": 2, "epochs": 9})]
     assert "--seed: 1 there, 2 now" in message and "--epochs: 8 there, 9 now" in message
+
+
+def test_another_global_batch(found: dict[str, Any]) -> None:
+    assert "global batch: 4 there, 8 now" in found["twice the batch"]
 
 
 def test_files_of_other_programs(found: dict[str, Any]) -> None:

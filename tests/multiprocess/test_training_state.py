@@ -49,6 +49,12 @@ def test_a_broken_off_run_ends_as_the_undisturbed_one(
     assert disturbed["board"] == undisturbed["board"]
 
 
+def test_a_signal_outside_of_fit_ends_a_worker(launch: list[WorkerResult]) -> None:
+    """TensorFlow's server would swallow it."""
+    ends = value_of(launch, "case_terminated_before_fit")
+    assert [end["returncode"] for end in ends.values()] == [-15, -15]
+
+
 def test_logs_have_each_epoch_once(launch: list[WorkerResult]) -> None:
     undisturbed, disturbed = value_of(launch, "case_killed_at_any_step")
     for run in (undisturbed, disturbed):
@@ -80,8 +86,8 @@ def test_a_state_of_another_run_is_refused_by_all(launch: list[WorkerResult]) ->
     ends = value_of(launch, "case_another_run")
     for name, shown in (
         ("model", "model: 9 variables in the state, 9 here; number 7: in the state"),
-        ("recipe", "learning_rate.config.boundaries[0]: 6 in the state, 8 here"),
-        ("optimizer", "'MomentumSGD' in the state, 'LARS' here"),
+        ("recipe", "learning_rate.boundaries[0]: 6 in the state, 8 here"),
+        ("optimizer", "optimizer.class: 'MomentumSGD' in the state, 'LARS' here"),
     ):
         for end in ends[name].values():
             assert end["returncode"] == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,13 +18,16 @@ import numpy.typing as npt
 
 from tf_largebatch.callbacks._running_fit import inner_callback
 from tf_largebatch.callbacks._written_logs import (
+    open_event_files,
     read_csv,
     read_event_files,
     restore_csv,
     restore_event_files,
 )
+from tf_largebatch.core.errors import ConfigurationError
 
 _ARRAY = "__array__"
+_WHAT_IS_WRITTEN = ("filename", "log_dir", "filepath")
 _REMEMBERED: tuple[tuple[type, tuple[str, ...]], ...] = (
     (
         keras.callbacks.EarlyStopping,
@@ -40,10 +44,18 @@ _REMEMBERED: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 def named_callbacks(in_use: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """(name, callback) of each, wrapped ones taken out; named by class and number within it."""
+    """(name, callback) of each, wrapped ones taken out.
+
+    Named by class, by the file or folder that it writes, and by number among those alike.
+    """
     counts: Counter[str] = Counter()
     for callback in map(inner_callback, in_use):
-        name = type(callback).__name__
+        written = [
+            Path(str(getattr(callback, attribute))).name
+            for attribute in _WHAT_IS_WRITTEN
+            if hasattr(callback, attribute)
+        ]
+        name = " ".join([type(callback).__name__, *written])
         yield f"{name} {counts[name]}", callback
         counts[name] += 1
 
@@ -60,8 +72,27 @@ def get_states(in_use: Sequence[Any], arrays: list[npt.NDArray[Any]]) -> dict[st
     for name, callback in named_callbacks(in_use):
         state = _get(callback)
         if state:
-            states[name] = _packed(state, arrays)
+            try:
+                states[name] = _packed(state, arrays)
+            except TypeError as error:
+                raise ConfigurationError(
+                    f"What {name} remembers cannot be saved: {error}. Its get_state() must return "
+                    "a dict by text of numbers, texts, None, lists, such dicts, and arrays of "
+                    "numbers."
+                ) from error
     return states
+
+
+def open_files(in_use: Sequence[Any], *, validates: bool) -> bool:
+    """Has callbacks open the files that the next state must know of; whether there are any."""
+    boards = [
+        callback
+        for callback in map(inner_callback, in_use)
+        if isinstance(callback, keras.callbacks.TensorBoard)
+    ]
+    for board in boards:
+        open_event_files(board, validates=validates)
+    return bool(boards)
 
 
 def set_states(
@@ -120,7 +151,9 @@ def _restore_files(callback: Any, state: dict[str, Any]) -> None:
 
 def _packed(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
     if isinstance(value, dict):
-        return {str(key): _packed(each, arrays) for key, each in value.items()}
+        if not all(isinstance(key, str) for key in value):
+            raise TypeError(f"a dict has the keys {list(value)}")
+        return {key: _packed(each, arrays) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_packed(each, arrays) for each in value]
     if value is None or isinstance(value, bool | str):
@@ -128,6 +161,8 @@ def _packed(value: Any, arrays: list[npt.NDArray[Any]]) -> Any:
     if isinstance(value, int | float | np.number | np.bool_):
         return value.item() if isinstance(value, np.generic) else value
     array = np.array(value)  # also what TensorFlow has
+    if array.dtype.kind in "OSUM":
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
     if array.ndim == 0 and array.dtype.kind in "biuf":
         return array.item()
     arrays.append(array)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +23,8 @@ from tf_largebatch.callbacks._state_contents import VERSION, Place, checked_cont
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.nested_differences import nested_differences
 from tf_largebatch.data._training_position import TrainingPosition
+from tf_largebatch.distribute._model_facts import model_facts
+from tf_largebatch.optimizers._loss_scale_optimizer import innermost
 
 
 def take_state(
@@ -31,6 +32,7 @@ def take_state(
     in_use: Sequence[Any],
     place: Place,
     data: dict[str, Any] | None,
+    compiled_rate: float | None,
     replicas: Replicas,
 ) -> tuple[dict[str, Any], list[npt.NDArray[Any]]] | None:
     """Contents and arrays for a `StateDirectory`, on the chief; None on the others, which help.
@@ -38,6 +40,7 @@ def take_state(
     Args:
         in_use: all callbacks of the `fit`.
         data: `GlobalShuffleSharder.state` of the next batch; None where another data set is used.
+        compiled_rate: see `rate_of`.
     """
     groups = _groups(model, in_use)
     captured = capture([each for group in groups.values() for each in group], replicas)
@@ -50,7 +53,8 @@ def take_state(
         "data": data,
         "variables": {name: list(map(describe, group)) for name, group in groups.items()},
         "is_per_replica": [each.is_per_replica for each in captured],
-        "optimizer": _optimizer_config(model.optimizer),
+        "facts": _facts(model),
+        "compiled_rate": compiled_rate,
         "callbacks": get_states(in_use, arrays),
     }
     return contents, arrays
@@ -79,6 +83,17 @@ class SavedRun:
         self._check(position)
         if position is not None and not self.place.is_over:
             position.seek(state.contents["data"])
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        return self._state.where
+
+    @property
+    def compiled_rate(self) -> float | None:
+        """What the learning rate was when the run began, if it is a number."""
+        rate: float | None = self._state.contents["compiled_rate"]
+        return rate
 
     def restore_model(self) -> None:
         """Weights and optimizer, for whatever reads them when training begins."""
@@ -126,10 +141,8 @@ class SavedRun:
         saved = {name: contents["variables"][name] for name in names}
         lines = differences(saved, here)
         lines += [
-            f"optimizer{path}: {old} in the state, {new} here"
-            for path, old, new in nested_differences(
-                contents["optimizer"], _optimizer_config(self._model.optimizer)
-            )
+            f"{path.lstrip('.')}: {old} in the state, {new} here"
+            for path, old, new in nested_differences(contents["facts"], _facts(self._model))
         ]
         data = {key: value for key, value in (contents["data"] or {}).items() if key not in _STEP}
         lines += [
@@ -153,29 +166,51 @@ class SavedRun:
 _STEP = ("epoch", "step")
 
 
+def rate_of(model: keras.Model) -> float | None:
+    """The learning rate as it is now; None where a schedule gives it."""
+    optimizer = innermost(model.optimizer)
+    rate = getattr(optimizer, "learning_rate", None)
+    is_number = any(rate is variable for variable in optimizer.variables)
+    return float(keras.ops.convert_to_numpy(rate)) if is_number else None
+
+
+def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """That of `compile`, and those that a model with a training step of its own keeps beside it."""
+    kept = [each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer)]
+    others = [each for each in kept if each is not model.optimizer]
+    for each in others:
+        if not each.built:
+            raise ConfigurationError(
+                f"The model keeps another {type(each).__name__} beside that of compile, which has "
+                "no variables yet, so that its state can be neither saved nor restored. Call its "
+                "build(variables) within the strategy's scope before fit."
+            )
+    return [model.optimizer, *dict.fromkeys(others)]
+
+
 def _groups(model: keras.Model, in_use: Sequence[Any]) -> dict[str, list[Any]]:
     return {
         "model": list(model.variables),
-        "optimizer": list(model.optimizer.variables),
+        "optimizer": [each for optimizer in _optimizers(model) for each in optimizer.variables],
         "metrics": list(model.metrics_variables),
         **state_variables(in_use),
     }
 
 
-def _optimizer_config(optimizer: keras.optimizers.Optimizer) -> Any:
-    """Class and settings with the schedule of the recipe, as JSON has them."""
-    config = keras.saving.serialize_keras_object(optimizer)
-    config = json.loads(json.dumps(config, default=lambda value: type(value).__name__))
-    _drop_rates(config)
-    return config
+def _facts(model: keras.Model) -> dict[str, Any]:
+    """What must be the same for a run to be the same, beside its variables."""
+    facts = model_facts(model)
+    # Variables are compared by themselves; the others do not change what is trained.
+    kept = {name: facts[name] for name in ("layers", "optimizer", "loss", "metrics")}
+    return _without_rates(kept)
 
 
-def _drop_rates(config: Any) -> None:
-    """Leaves out a rate that is a number, as it changes while training; the state has it."""
-    if not isinstance(config, dict):
-        return
-    if isinstance(config.get("learning_rate"), int | float):
-        del config["learning_rate"]
-    config.pop("name", None)
-    for each in config.values():
-        _drop_rates(each)
+def _without_rates(facts: Any) -> Any:
+    """Leaves out rates that are numbers, as they change while training; the state has them."""
+    if not isinstance(facts, dict):
+        return facts
+    return {
+        name: _without_rates(value)
+        for name, value in facts.items()
+        if not (name == "learning_rate" and isinstance(value, int | float))
+    }

@@ -32,10 +32,12 @@ class RunningFit:
     Attributes:
         data: what is trained on, `x`.
         batches: Keras' iterator over it.
+        validates: whether there is validation data.
     """
 
     data: Any
     batches: Any
+    validates: bool
 
     @property
     def batch_spec(self) -> Any:
@@ -50,13 +52,41 @@ class RunningFit:
         self.batches.reset()
 
 
+class InitialEpoch(int):
+    """The epoch that a `fit` begins with, for `model._initial_epoch`; no public way leads there.
+
+    It is for the `fit` of one callback alone: for any other, as one that follows an exception, it
+    counts as none.
+    """
+
+    _callback: Any
+
+    @classmethod
+    def of(cls, callback: Any, epoch: int) -> InitialEpoch:
+        made = cls(epoch)
+        made._callback = callback
+        return made
+
+    def __bool__(self) -> bool:
+        """Keras takes `model._initial_epoch or initial_epoch`, so that also 0 must be true."""
+        for frame in _frames():
+            callbacks = frame.f_locals.get("callbacks")
+            if isinstance(callbacks, keras.callbacks.CallbackList):
+                return any(each is self._callback for each in callbacks.callbacks)
+        return False
+
+
 def running_fit(model: keras.Model) -> RunningFit | None:
     """The `fit` of `model` that is calling; None if there is none."""
     for frame in _frames():
         known = frame.f_locals
         is_fit = frame.f_code.co_name == "fit" and "epoch_iterator" in known
         if is_fit and known.get("self") is model:
-            return RunningFit(data=known.get("x"), batches=known["epoch_iterator"])
+            return RunningFit(
+                data=known.get("x"),
+                batches=known["epoch_iterator"],
+                validates=known.get("validation_data") is not None,
+            )
     return None
 
 

@@ -22,7 +22,8 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "data": (dict, type(None)),  # `GlobalShuffleSharder.state` of the next batch
     "variables": dict,  # {group: [name, dtype, shape] of each}
     "is_per_replica": list,  # of each variable, whether its array has one value a replica
-    "optimizer": dict,  # class and settings
+    "facts": dict,  # layers, optimizer and loss with their settings
+    "compiled_rate": (float, type(None)),  # what the rate was when the run began, if a number
     "callbacks": dict,  # {name: state}, with arrays as references
 }
 

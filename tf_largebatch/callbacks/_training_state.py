@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -11,10 +12,12 @@ import keras
 import tensorflow as tf
 from absl import logging
 
-from tf_largebatch.callbacks._run_state import SavedRun, take_state
+from tf_largebatch.callbacks._callback_states import open_files
+from tf_largebatch.callbacks._run_state import SavedRun, rate_of, take_state
 from tf_largebatch.callbacks._run_variables import Replicas
 from tf_largebatch.callbacks._running_fit import (
     EPOCH_IS_OVER,
+    InitialEpoch,
     callbacks_in_use,
     inner_callback,
     running_fit,
@@ -51,9 +54,9 @@ class TrainingState(keras.callbacks.Callback):
     `set_state(dict)`. Files of `CSVLogger` and `TensorBoard` are put back as they were, so that no
     epoch is missing or there twice (wrap both in `ChiefOnly`).
 
-    When: before the first step, so that a disk that cannot be written is found at once; then every
-    `save_every_steps` batches or `save_every_seconds`, or, with neither, before each epoch; and at
-    the end of training, after which there is nothing left to train. The chief writes, in the
+    When: at the first step of each process, so that a disk that cannot be written is found; then
+    every `save_every_steps` batches or `save_every_seconds`, or, with neither, before each epoch;
+    and at the end of training, after which there is nothing left to train. The chief writes, in the
     background, each state as a new file: a process killed at any moment leaves the last good one.
     Training waits while values are copied (`stall_seconds`), and for the file before, if that is
     not written yet.
@@ -64,13 +67,17 @@ class TrainingState(keras.callbacks.Callback):
     with. The number of workers may differ, with the same global batch; then the run goes on at the
     same step, but not bit by bit.
 
-    SIGTERM, which SLURM and Kubernetes send before they kill: all workers save after the step they
-    are in, and leave with exit code 143 (`SystemExit`), also if only one of them got it. During an
-    evaluation it waits for the end of that. A second SIGTERM ends the process.
+    SIGTERM during `fit`, which SLURM and Kubernetes send before they kill: all workers save after
+    the step they are in, and leave with exit code 143 (`SystemExit`), also if only one of them got
+    it. During an evaluation it waits for the end of that. A second SIGTERM ends the process.
 
     States within epochs need a `steps_per_execution` that divides the steps of an epoch. Without
     `GlobalShuffleSharder` states are saved between epochs only, and such data must have an order
-    that does not depend on what was read before. In the rest of an epoch that is resumed
+    that does not depend on what was read before, which `shuffle` and `repeat` have not. Random
+    numbers of TensorFlow's global generator (`tf.random.normal` in a layer) are not saved. A
+    training that is stopped within an epoch, as by a clock, is resumed there; one that is stopped
+    at the end of one is over. More `epochs` than before go on from the end, thus from
+    `EarlyStopping`'s best weights where it restored those. In the rest of an epoch that is resumed
     callbacks see batches numbered from 0. It may stand anywhere in the list of callbacks, on every
     worker.
 
@@ -121,13 +128,33 @@ class TrainingState(keras.callbacks.Callback):
         self._signal = TerminateSignal(self)
         self._writer = StateWriter(self._directory)
 
+    def set_params(self, params: dict[str, Any]) -> None:
+        """The last thing before training begins: takes up the newest state, if there is one.
+
+        Here, as a state of another run must be refused before other callbacks open their files.
+        """
+        super().set_params(params)
+        self._has_begun = False
+        if running_fit(self.model) is not None:
+            self._begin()
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Takes up the newest state, if there is one that any worker can read."""
+        """For a list of callbacks that was put together before `fit`."""
+        if not self._has_begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        fit = running_fit(self.model)
+        if fit is None:
+            raise ConfigurationError(
+                "TrainingState works within fit, which it has begin at the saved step. In a loop "
+                "of your own, save GlobalShuffleSharder.state() with the weights."
+            )
+        self._fit = fit
         self._replicas = Replicas(self.model)
         self._wishes = WorkerWishes(self.model.distribute_strategy)
-        self._fit = running_fit(self.model)
         self._data = TrainedData(
-            self._fit,
+            fit,
             steps=self.params["steps"],
             steps_per_execution=self.model.steps_per_execution,
         )
@@ -140,52 +167,58 @@ class TrainingState(keras.callbacks.Callback):
         self._saved_run: SavedRun | None = None
         self._last_saved: Place | None = None
         self._last_saved_at = time.monotonic()
-        self._save_is_due = self._leaves = False
+        self._save_is_due = True  # also at once, so that a disk that is full is found at once
+        self._leaves = self._stopped_within = False
+        self._compiled_rate = rate_of(self.model)
         self._signal.install()
         wait_for_all_writers()
         state = agree_on_state(self._directory, self._replicas)
         if state is not None:
             self._take_up(SavedRun(state, self.model, self._data.position, self._replicas))
-            place = self._last_saved
-            logging.info(
-                "Resumed from %s, before step %d of epoch %d.", state.where, place.step, place.epoch
-            )
+        self._has_begun = True
 
     def _take_up(self, saved: SavedRun) -> None:
         place = saved.place
         self._data.check_rest(place.step)
+        if saved.compiled_rate != self._compiled_rate:
+            logging.warning(
+                "The learning rate is %s here, and was %s when the run began; the run goes on with "
+                "what has become of that.",
+                self._compiled_rate,
+                saved.compiled_rate,
+            )
         saved.restore_model()
-        self._saved_run, self._last_saved, self._batches = saved, place, place.batches
-        # As Keras' own callback that resumes does it; `fit` has no public way.
-        self.model._initial_epoch = self.params["epochs"] if place.is_over else place.epoch
+        self._saved_run, self._batches = saved, place.batches
+        self._compiled_rate = saved.compiled_rate
+        epoch = self.params["epochs"] if place.is_over else place.epoch
+        self.model._initial_epoch = InitialEpoch.of(self, epoch)
+        # Not to be missed in a log, where the level of others is often not shown.
+        logging.warning(
+            "Resumed from %s, before step %d of epoch %d.", saved.where, place.step, place.epoch
+        )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Finds where in the epoch training begins."""
-        self.model._initial_epoch = None  # not for the next `fit`
-        if self._first_step and self._fit:  # the epoch before this one was a rest
+        if self._first_step:  # the epoch before this one was a rest
             self._fit.begin_pass()
-        self._first_step = 0
         if self._epoch < 0:
             self._data.begin(epoch)
-        if self._saved_run is not None:
-            place = self._saved_run.place
-            if epoch != place.epoch:
-                raise ConfigurationError(
-                    f"fit begins with initial_epoch={epoch}, but the state in "
-                    f"{str(self._directory.path)!r} stands at epoch {place.epoch}. Leave "
-                    "initial_epoch out: TrainingState sets it."
-                )
-            self._first_step = place.step
+        self._first_step = self._saved_run.place.step if self._saved_run else 0
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves if it is time to: here all callbacks are done with what came before."""
         self._step = self._first_step + batch
+        is_first = self._last_saved is None
         if self._saved_run is not None:
             self._saved_run.restore_rest(callbacks_in_use(), with_metrics=self._step > 0)
             self._saved_run = None
-        elif self._is_due():
+        if is_first and self._replicas.is_chief:
+            open_files(callbacks_in_use(), validates=self._fit.validates)
+        if self._is_due():
             self._save(self._place())
+        if is_first:  # before anything is written into files that it must know of
+            self._writer.wait()
         if self._leaves:
             self._leave()
         self._writer.check()
@@ -203,6 +236,12 @@ class TrainingState(keras.callbacks.Callback):
             self._wishes.wish("leave")
         self._save_is_due |= self._wishes.take("save")
         self._leaves |= self._wishes.take("leave")
+        if self._stops_within_epoch():
+            self._stopped_within = True
+            if math.isfinite((logs or {}).get("loss", 0.0)) and self._data.can_be_resumed(
+                self._step
+            ):
+                self._save(self._place())
         # Keras would read on, as it counts the steps of a whole epoch.
         is_rest = self._first_step > 0 and self._step >= self._data.steps_per_epoch
         if is_rest and not self.model.stop_training:
@@ -216,15 +255,19 @@ class TrainingState(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Likewise, where there was no validation."""
         self.on_test_begin()
+        self._stopped_within |= self._stops_within_epoch()
         self._epoch, self._step = epoch + 1, 0
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Saves the end, after which a run that is started again has nothing to train."""
-        self.model._initial_epoch = None  # where no epoch has begun
-        if self._saved_run is not None:  # there was nothing left to train
+        """Saves the end, after which a run that is started again has nothing to train.
+
+        A training that was stopped within an epoch is taken up from there.
+        """
+        if self._saved_run is not None:
             self._saved_run.restore_rest(callbacks_in_use(), with_metrics=False)
             self._saved_run = None
-        elif self._last_saved != self._place():
+            logging.warning("Nothing was left to train: the state is that of the end of a run.")
+        elif not self._stopped_within and self._last_saved != self._place():
             self._save(self._place())
         self._writer.wait()
         self._leaves = self._wishes.any_worker(
@@ -237,15 +280,17 @@ class TrainingState(keras.callbacks.Callback):
         if self._leaves:
             self._leave()
 
+    def _stops_within_epoch(self) -> bool:
+        """Whether somebody stops the training before the epoch is complete."""
+        stops = self.model.stop_training
+        steps = self.params["steps"]
+        return bool(stops) and stops is not EPOCH_IS_OVER and (steps is None or self._step < steps)
+
     def _is_due(self) -> bool:
         place, last = self._place(), self._last_saved
-        if not self._data.can_be_resumed(place.step):
+        if not self._data.can_be_resumed(place.step) or place == last:
             return False
-        if last is None:  # at once, so that a disk that is full is found out at once
-            return True
-        if place == last:
-            return False
-        if self._save_is_due or self._leaves:
+        if self._save_is_due or self._leaves or last is None:
             return True
         if self.save_every_steps is not None:
             every = self.save_every_steps
@@ -259,7 +304,9 @@ class TrainingState(keras.callbacks.Callback):
     def _save(self, place: Place) -> None:
         began = time.perf_counter()
         data = self._data.state(epoch=place.epoch, step=place.step)
-        state = take_state(self.model, callbacks_in_use(), place, data, self._replicas)
+        state = take_state(
+            self.model, callbacks_in_use(), place, data, self._compiled_rate, self._replicas
+        )
         if state is not None:
             self._writer.write(place.batches, *state)
         self._last_saved, self._last_saved_at = place, time.monotonic()

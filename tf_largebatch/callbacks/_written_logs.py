@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.([0-9]+)\..*")
+
+
+# Of each TensorBoard, the files of this process and of those before it, relative to its folder.
+_of_this_run: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def read_csv(logger: Any) -> dict[str, Any]:
@@ -41,32 +46,31 @@ def restore_csv(logger: Any, state: dict[str, Any]) -> None:
     logger.append_header = not state["text"]
 
 
+def open_event_files(board: Any, *, validates: bool) -> None:
+    """Has a `TensorBoard` open the files that it will write, so that the next state knows them."""
+    _ = board._train_writer, validates and board._val_writer
+
+
 def read_event_files(board: Any) -> dict[str, Any]:
-    """The lengths of a `TensorBoard`'s files, once all is written that it holds back."""
+    """The lengths of this run's files, once all is written that a `TensorBoard` holds back.
+
+    Others may lie in the same folder.
+    """
     for writer in board._writers.values():
         writer.flush()
-    return {
-        "event_files": {
-            str(path.relative_to(board.log_dir)): path.stat().st_size
-            for path in _event_files(board)
-        }
-    }
+    names, open_files = _of_this_run.setdefault(board, set()), _files_of_this_process()
+    files = {str(path.relative_to(board.log_dir)): path for path in _event_files(board)}
+    names |= {name for name, path in files.items() if path.resolve() in open_files}
+    return {"event_files": {name: files[name].stat().st_size for name in names & set(files)}}
 
 
 def restore_event_files(board: Any, state: dict[str, Any]) -> None:
-    """Cuts files off where they ended, and removes those that were not there.
-
-    Those of this process stay: their writers are open.
-    """
+    """Cuts this run's files off where they ended."""
     lengths = state.get("event_files", {})
-    open_files = _files_of_this_process()
+    _of_this_run[board] = set(lengths)
     for path in _event_files(board):
-        if path.resolve() in open_files:
-            continue
         length = lengths.get(str(path.relative_to(board.log_dir)))
-        if length is None:
-            path.unlink()
-        elif length < path.stat().st_size:
+        if length is not None and length < path.stat().st_size:
             with path.open("r+b") as file:
                 file.truncate(length)
 
@@ -83,8 +87,9 @@ def _event_files(board: Any) -> list[Path]:
 
 
 def _files_of_this_process() -> set[Path]:
+    links = Path("/proc/self/fd")  # of Linux; elsewhere an epoch may be there twice
     return {
         Path(os.readlink(link))
-        for link in Path("/proc/self/fd").iterdir()
+        for link in (links.iterdir() if links.is_dir() else ())
         if link.is_symlink()  # the one that lists the folder is gone by now
     }

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from tf_largebatch.data._epoch_cursor import EpochCursor
 from tf_largebatch.data._sharder_state import position_in
 
@@ -47,5 +49,13 @@ def keep_position(dataset: Any, position: TrainingPosition) -> Any:
 
 
 def position_of(dataset: Any) -> TrainingPosition | None:
-    """The position of a training data set; None for one that was not made by a sharder."""
-    return getattr(dataset, _ATTRIBUTE, None)
+    """The position of a training data set; None for one that was not made by a sharder.
+
+    Also of one that was derived from a sharder's, by `map` or otherwise.
+    """
+    position = getattr(dataset, _ATTRIBUTE, None)
+    if position is not None or not isinstance(dataset, tf.data.Dataset):
+        return position
+    # TensorFlow has no public way back from a data set to those that it was made of.
+    found = (position_of(each) for each in dataset._inputs())
+    return next((each for each in found if each is not None), None)

@@ -106,7 +106,7 @@ class ReplicaBatchesDataset(input_lib.DistributedDataset):  # type: ignore[misc]
         return self
 
     def _derived(self, dataset: tf.data.Dataset) -> ReplicaBatchesDataset:
-        return ReplicaBatchesDataset(
+        derived = ReplicaBatchesDataset(
             input_workers=self._input_workers,
             strategy=self._strategy,
             dataset=dataset,
@@ -114,6 +114,10 @@ class ReplicaBatchesDataset(input_lib.DistributedDataset):  # type: ignore[misc]
             agreed=not self._enable_get_next_as_optional,
             options=self._options,
         )
+        # What others have noted on this one, as where it stands in its epochs, is true of it too.
+        for name, value in vars(self).items():
+            vars(derived).setdefault(name, value)
+        return derived
 
 
 class _ReplicaBatchesIteratorSpec(input_lib.DistributedIteratorSpec):  # type: ignore[misc]

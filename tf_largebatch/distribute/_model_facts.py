@@ -7,11 +7,15 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
+
+# Of layers' settings. What comes of seeds is in variables, which workers make equal.
+_TOLD_OTHERWISE = ("dtype", "trainable", "seed")
 
 
 def model_facts(model: keras.Model) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def model_facts(model: keras.Model) -> dict[str, Any]:
     A configuration that cannot be had, or cannot be written as JSON, is the name of its type.
     """
     return {
-        "layers": {str(place): text for place, text in enumerate(_layers(model))},
+        "layers": {str(place): facts for place, facts in enumerate(_layers(model))},
         "variables": {
             str(place): f"{variable.dtype}{tuple(variable.shape)}"
             + (" trainable" if variable.trainable else "")
@@ -28,16 +32,36 @@ def model_facts(model: keras.Model) -> dict[str, Any]:
         },
         "optimizer": plain(getattr(model, "optimizer", None)),
         "loss": plain(getattr(model, "loss", None)),
+        "metrics": [_metric(each) for each in model.metrics],
         "steps_per_execution": plain(getattr(model, "steps_per_execution", None)),
         "run_eagerly": plain(getattr(model, "run_eagerly", None)),
         "dtype_policy": model.dtype_policy.name,
     }
 
 
-def _layers(model: keras.Model) -> Iterator[str]:
-    """Classes, and dtype policies, of all layers within."""
+def _layers(model: keras.Model) -> Iterator[dict[str, Any]]:
+    """Classes, dtype policies and settings of all layers within."""
     for layer in model._flatten_layers(include_self=False):
-        yield f"{type(layer).__name__} {layer.dtype_policy.name}"
+        # The configuration of a model within is that of its layers, which come by themselves.
+        facts = {} if isinstance(layer, keras.Model) else plain(layer)
+        if not isinstance(facts, dict):  # a user's layer without a configuration
+            facts = {}
+        yield {
+            **_without(facts, _TOLD_OTHERWISE),
+            "class": type(layer).__name__,
+            "dtype_policy": layer.dtype_policy.name,
+        }
+
+
+def _without(facts: Any, names: Container[str]) -> Any:
+    if not isinstance(facts, dict):
+        return facts
+    return {key: _without(each, names) for key, each in facts.items() if key not in names}
+
+
+def _metric(metric: keras.metrics.Metric) -> str:
+    """Class and name, without what Keras has counted up."""
+    return f"{type(metric).__name__} {re.sub(r'_[0-9]+$', '', metric.name)}"
 
 
 def plain(value: Any) -> Any:

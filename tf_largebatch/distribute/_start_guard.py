@@ -14,9 +14,11 @@ import contextlib
 import faulthandler
 import json
 import select
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -46,6 +48,17 @@ def end_if_server_hangs(topology: ClusterTopology, *, timeout_seconds: float) ->
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+
+def keep_terminate_handler() -> None:
+    """Has SIGTERM do again what it did before TensorFlow's server started, which swallows it.
+
+    Python's own notion of it, which TensorFlow does not know of; in the main thread, where alone
+    Python allows it.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager

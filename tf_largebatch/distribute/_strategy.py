@@ -34,7 +34,7 @@ from tf_largebatch.distribute._options import (
     AllReduceOptions,
     check_choice,
 )
-from tf_largebatch.distribute._start_guard import end_if_server_hangs
+from tf_largebatch.distribute._start_guard import end_if_server_hangs, keep_terminate_handler
 from tf_largebatch.distribute._strategy_checks import (
     check_costs,
     check_order,
@@ -161,6 +161,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 parallel_initialization=parallel_initialization,
             )
         LargeBatchStrategy._has_joined |= topology.num_workers > 1
+        keep_terminate_handler()
         # Past MultiWorkerMirroredStrategy's own constructor, which would make its own extended.
         tf.distribute.Strategy.__init__(self, extended)
         self._topology = topology

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,22 @@ def case_rates_of_callbacks() -> list[dict[str, Any]]:
 def case_terminated() -> list[dict[str, Any]]:
     told = Run(save_every_steps=None, kill_after=8, victim=1, signal=signal.SIGTERM)
     return [undisturbed(Run()), after(Run(save_every_steps=None), told)]
+
+
+def case_terminated_before_fit() -> Ends:
+    def body(rank: int) -> None:
+        new = tlb.LargeBatchStrategy(all_reduce="ring")
+        new.barrier()
+        print("READY", flush=True)
+        time.sleep(60.0)
+
+    cluster = Cluster(body)
+    for rank in range(2):
+        cluster.wait_for(rank, "READY")
+    cluster.kill(1, signal.SIGTERM)
+    cluster.wait_until_ended(1, timeout_seconds=10.0)
+    cluster.kill(0, signal.SIGTERM)
+    return cluster.join(10.0)
 
 
 def case_started_again_after_the_end() -> list[dict[str, Any]]:
