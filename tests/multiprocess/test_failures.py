@@ -172,7 +172,8 @@ def test_an_input_pipeline_that_raises_on_one_worker_ends_all(
     (raised,) = re.findall(r"^RAISES (.*)$", ends[raiser]["log"], re.MULTILINE)
     assert "ValueError: a row that cannot be read" in last_error(ends[raiser])
     other = last_error(ends[1 - raiser])
-    assert f"worker {raiser} at {ends[raiser]['address']} has ended with " in other
+    # Told by the worker itself, or by TensorFlow, whichever comes first.
+    assert f"worker {raiser} at {ends[raiser]['address']}" in other
     assert "ValueError: a row that cannot be read" in other
     assert ends[1 - raiser]["seconds"] - float(raised) < SOON_SECONDS
 
