@@ -14,7 +14,6 @@ Case, Trial = results.Case, results.Trial
 ADDRESSES = ["127.0.0.1:15000", "127.0.0.1:15001", "127.0.0.1:15002"]
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_a_worker_that_is_absent_or_told_to_end(tmp_path: Path) -> None:
     flags = ["--workers=2", "--cases=terminate,absent", "--repeats=1", "--timeout_seconds=2"]

@@ -12,7 +12,6 @@ from tool_runs import load, refusal, run_tool
 results = load("_saving_results")
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_a_small_model_on_one_and_two_workers(tmp_path: Path) -> None:
     flags = ["--parameters=20000", "--repeats=2", "--workers=1,2", "--output=saving.json"]

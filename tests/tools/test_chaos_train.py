@@ -25,7 +25,6 @@ runs = load("_chaos_run")
 results = load("_chaos_results")
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_three_kills_and_nothing_is_lost(tmp_path: Path) -> None:
     flags = ["--workers=2", "--kills=3", "--signals=KILL", "--seed=7", "--output=out.json"]

@@ -17,7 +17,7 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[2] / "tools" / "launch_ssh_cluster.py"
 RANK = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(120)
 # Like ssh, it joins its arguments and hands them to a shell, which is another process than itself
 # and outlives it; `--ssh` has options for it. What was started on which host is in `hosts`.
 FAKE_SSH = """\

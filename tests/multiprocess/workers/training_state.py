@@ -259,6 +259,10 @@ def undisturbed(run: Run) -> dict[str, Any]:
     return after(run)
 
 
+def case_undisturbed() -> dict[str, Any]:
+    return undisturbed(Run())
+
+
 def case_killed_at_any_step() -> list[dict[str, Any]]:
     run = Run()
     return [
