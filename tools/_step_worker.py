@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from _mended_strategy import MendedStrategy
 from absl import app, flags
 
 import tf_largebatch as tlb
@@ -35,20 +36,6 @@ _RESULT_DIR = flags.DEFINE_string("result_dir", None, "Folder of worker_NN.json.
 
 _FEATURES, _HIDDEN, _CLASSES = 16, 32, 4
 _SEED = 1
-
-
-class MendedStrategy(tf.distribute.MultiWorkerMirroredStrategy):
-    """TensorFlow's strategy with what Keras 3 needs to train under it at all, and no more.
-
-    Keras reduces nested structures, and scalars with `axis=0`; the stock `reduce` takes neither.
-    """
-
-    def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        def reduce_leaf(leaf: Any) -> Any:
-            scalar = self.experimental_local_results(leaf)[0].shape.rank == 0
-            return tf.distribute.Strategy.reduce(self, reduce_op, leaf, None if scalar else axis)
-
-        return tf.nest.map_structure(reduce_leaf, value)
 
 
 class StepTimer(keras.callbacks.Callback):
