@@ -1,5 +1,6 @@
 # make test   lint and test              make demo   train on digits with two local workers
-# make lint   lint only                  make clean  remove the environments and all caches
+# make lint   lint only                  make docs   build the pages of docs/ into build/docs
+# make clean  remove the environments and all caches
 #
 # make test-versions  test with the oldest TensorFlow and Keras that are supported
 #
@@ -13,7 +14,7 @@ INSTALLED := $(VENV)/.installed
 DEMO_DIR := runs/demo
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-versions lint demo clean
+.PHONY: help test test-versions lint docs demo clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -40,7 +41,7 @@ lint: $(INSTALLED)
 
 # What measures time has the machine to itself; the rest shares it, file by file.
 RUN_TESTS = $(1)/python -m pytest -q -m alone && \
-	$(1)/python -m pytest -q -m "not alone" --numprocesses=2 --dist=loadfile
+	$(1)/python -m pytest -q -m "not alone" --numprocesses=3 --dist=loadfile
 
 test: lint
 	$(call RUN_TESTS,$(BIN))
@@ -51,6 +52,9 @@ test-versions:
 	@$(OLDEST_VENV)/bin/python -m pip install -qq --upgrade pip
 	@$(OLDEST_VENV)/bin/python -m pip install -qq -e '.[examples,test]' 'tensorflow==2.18.*' 'keras==3.10.*'
 	$(call RUN_TESTS,$(OLDEST_VENV)/bin)
+
+docs: $(INSTALLED)
+	$(BIN)/python -m mkdocs --quiet build --strict
 
 demo: $(INSTALLED)
 	@rm -rf $(DEMO_DIR)
