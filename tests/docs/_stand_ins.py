@@ -88,9 +88,10 @@ def _accumulation_of_readme(names: Names) -> None:
 
 
 def _optimizers_of_readme(names: Names) -> None:
-    words = keras.Input((3,), dtype="int32")
-    hidden = keras.layers.Flatten()(keras.layers.Embedding(5, 2)(words))
-    names["model"] = keras.Model(words, keras.layers.Dense(2)(hidden))
+    with names["strategy"].scope():
+        words = keras.Input((3,), dtype="int32")
+        hidden = keras.layers.Flatten()(keras.layers.Embedding(5, 2)(words))
+        names["model"] = keras.Model(words, keras.layers.Dense(2)(hidden))
     names["elsewhere"]["model.compile"] = {"loss": "mse"}
     names["meanwhile"] = lambda: names["model"].fit(
         np.zeros((4, 3), "int32"), np.zeros((4, 2)), batch_size=4, verbose=0
