@@ -19,9 +19,7 @@ def compiled(optimizer: keras.optimizers.Optimizer, **dense: object) -> keras.Mo
 def test_optimizers_that_a_model_keeps_beside_that_of_compile() -> None:
     model = compiled(keras.optimizers.SGD(0.1))
     model.of_its_own = keras.optimizers.Adam(0.1)  # as one with a training step of its own does
-    with pytest.raises(
-        tlb.ConfigurationError, match="another Adam .* Call its build"
-    ):
+    with pytest.raises(tlb.ConfigurationError, match=r"another Adam .* Call its build"):
         _groups(model, ())
     model.of_its_own.build(model.trainable_variables)
     found = _groups(model, ())["optimizer"]
