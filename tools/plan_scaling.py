@@ -248,7 +248,10 @@ def main(_: Sequence[str]) -> int:
     if _PLOT.value:
         from _plan_plot import write_plot
 
-        write_plot(rows, alone_ms=1e3 * setup.work.seconds, path=_PLOT.value)
+        try:
+            write_plot(rows, alone_ms=1e3 * setup.work.seconds, path=_PLOT.value)
+        except OSError as error:
+            exit_for_usage(f"--plot={_PLOT.value} cannot be written: {error.strerror or error}.")
     _print_and_store(tables, report)
     return 0
 

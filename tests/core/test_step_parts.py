@@ -87,7 +87,7 @@ def test_medians_and_shares():
 
 def test_what_it_says():
     lines = report().describe().splitlines()
-    assert lines[0] == "A step took 100.00 ms (median of 3, from step 10 on):"
+    assert lines[0] == "A step took 100.00 ms (medians of 3 from step 10 on, shares of their sum):"
     assert [line.split()[-3:] for line in lines[1:]] == [
         ["60.00", "ms", "47.5%"],
         ["10.00", "ms", "27.5%"],

@@ -194,7 +194,10 @@ class TrainingState(keras.callbacks.Callback):
         self.model._initial_epoch = InitialEpoch.of(self, epoch)
         # Not to be missed in a log, where the level of others is often not shown.
         logging.warning(
-            "Resumed from %s, before step %d of epoch %d.", saved.where, place.step, place.epoch
+            "Resumed from %s, before step %d of epoch %d, both counted from 0.",
+            saved.where,
+            place.step,
+            place.epoch,
         )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

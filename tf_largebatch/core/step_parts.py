@@ -100,12 +100,12 @@ class StepReport:
         return float(sum(getattr(each, part) for each in self.steps) / whole) if whole else 0.0
 
     def describe(self) -> str:
-        """A table for people: milliseconds (median) and percent of each part."""
+        """A table for people: of each part the median in ms, and its share of all steps' time."""
         count = len(self.steps)
         width = max(map(len, _WORDS.values()))
         lines = [
-            f"A step took {1e3 * self.seconds:.2f} ms (median of {count}, from step "
-            f"{self.steps[0].step} on):"
+            f"A step took {1e3 * self.seconds:.2f} ms (medians of {count} from step "
+            f"{self.steps[0].step} on, shares of their sum):"
         ]
         lines += [
             f"  {_WORDS[part]:<{width}} {1e3 * self._median(part):>10.2f} ms "
