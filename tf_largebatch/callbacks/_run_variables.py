@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.distribute._variable_sync import checksum, to_words
+from tf_largebatch.normalization._moving_statistics import components
 
 Array = npt.NDArray[Any]
 _FOLDED_WORDS = 4096
@@ -72,12 +73,6 @@ class Replicas:
         if self.num_workers == 1:
             return value
         return self._extended.broadcast(value, root=root)
-
-
-def components(variable: Any) -> tuple[Any, ...]:
-    """The TensorFlow variable of each of this worker's replicas."""
-    value = variable.value if isinstance(variable, keras.Variable) else variable
-    return tuple(getattr(value, "values", (value,)))
 
 
 def describe(variable: Any) -> list[Any]:

@@ -40,8 +40,8 @@ def layers_with_moving_statistics(model: keras.Model) -> list[Any]:
 
 
 def components(variable: Any) -> tuple[tf.Variable, ...]:
-    """The TensorFlow variables behind a Keras variable, one for each replica of this worker."""
-    value = variable.value
+    """The TensorFlow variables behind a variable of either, one for each replica of this worker."""
+    value = variable.value if isinstance(variable, keras.Variable) else variable
     return tuple(getattr(value, "values", (value,)))
 
 
