@@ -19,6 +19,7 @@ WARMUPS = ("gradual", "constant", "none")
 _BASE_RATES = {"sgd": 0.2, "lars": 4.0}
 OPTIMIZERS = tuple(_BASE_RATES)
 ALL_REDUCES = ("auto", "ring", "halving_doubling", "tensorflow")
+TRANSPORTS = ("tensorflow", "mpi")
 
 
 def _option(default: Any, description: str, *, choices: tuple[str, ...] | None = None) -> Any:
@@ -59,6 +60,9 @@ class TrainConfig:
     weight_decay: float = _option(1e-4, "L2 in the gradient of convolutions and classifier.")
     label_smoothing: float = _option(0.0, "Share of each label spread over all classes.")
     all_reduce: str = _option("auto", "How gradients are summed.", choices=ALL_REDUCES)
+    transport: str = _option(
+        "tensorflow", "By what they travel; mpi: start by mpiexec.", choices=TRANSPORTS
+    )
     save_every_steps: int | None = _option(
         None, "Steps from one saved state to the next; default: an epoch."
     )

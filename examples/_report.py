@@ -19,7 +19,14 @@ from _config import TrainConfig
 import tf_largebatch as tlb
 
 # What a run may be resumed with otherwise: none of it changes what is trained.
-_MAY_CHANGE = {"run_dir", "data_dir", "all_reduce", "save_every_steps", "per_replica_batch_size"}
+_MAY_CHANGE = {
+    "run_dir",
+    "data_dir",
+    "all_reduce",
+    "transport",
+    "save_every_steps",
+    "per_replica_batch_size",
+}
 
 
 def refuse_other_run(config: TrainConfig, run_dir: Path) -> None:

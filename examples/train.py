@@ -2,8 +2,10 @@
 
 Alone:        python examples/train.py --run_dir=runs/alone
 Two workers:  the same, behind `python tools/launch_local_cluster.py --workers=2 --`
+By MPI:       the same with --transport=mpi, behind `mpiexec -n 2`
 
-Every worker runs this script with its own TF_CONFIG; without one it runs on this host alone. The
+Every worker runs this script with its own TF_CONFIG; without one it runs on this host alone. By MPI
+it needs none. The
 chief writes to --run_dir: config.json, history.csv, tensorboard/, best.keras, state/ and, when all
 is done, model.keras, plots/ and summary.json.
 
@@ -34,7 +36,7 @@ def train_and_evaluate(config: TrainConfig) -> dict[str, Any] | None:
     """Trains as `config` says, or what is left of it; returns the chief's summary, or None."""
     run_dir = Path(config.run_dir)
     refuse_other_run(config, run_dir)
-    strategy = tlb.LargeBatchStrategy(all_reduce=config.all_reduce)
+    strategy = tlb.LargeBatchStrategy(all_reduce=config.all_reduce, transport=config.transport)
     topology = strategy.topology
     dataset = load_dataset(config)
     recipe = tlb.Recipe(

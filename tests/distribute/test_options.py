@@ -20,6 +20,13 @@ def test_defaults() -> None:
     assert options.bucket_bytes == 8 * 1024 * 1024
     assert options.max_buckets_in_flight == 4
     assert options.wire_dtype is None
+    assert options.transport is None, "which is the strategy's"
+
+
+@pytest.mark.parametrize("name", ["tensorflow", "mpi", None])
+def test_a_transport_is_kept(name: str | None) -> None:
+    options = tlb.AllReduceOptions(transport=name, algorithm="ring", wire_dtype="bfloat16")
+    assert options.transport == name
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
@@ -43,6 +50,12 @@ def test_a_wire_dtype_is_a_tensorflow_dtype(name: str) -> None:
         ),
         ({"wire_dtype": 16}, "wire_dtype=16 is not available"),
         ({"wire_dtype": tf.bfloat16}, "is not available; use one of None, 'bfloat16'"),
+        (
+            {"transport": "gloo"},
+            "transport='gloo' is not available; use one of 'tensorflow', 'mpi', None.",
+        ),
+        ({"transport": "MPI"}, "transport='MPI' is not available"),
+        ({"transport": ""}, "transport='' is not available"),
         ({"bucket_bytes": 0}, "bucket_bytes=0: must be an integer, 1 or more."),
         ({"bucket_bytes": -1}, "bucket_bytes=-1: must"),
         ({"bucket_bytes": 1e6}, "bucket_bytes=1000000.0: must be"),
@@ -82,6 +95,8 @@ def test_fields_tell_any_two_apart() -> None:
         tlb.AllReduceOptions(max_buckets_in_flight=1),
         tlb.AllReduceOptions(wire_dtype="bfloat16"),
         tlb.AllReduceOptions(wire_dtype="float16"),
+        tlb.AllReduceOptions(transport="mpi"),
+        tlb.AllReduceOptions(transport="tensorflow"),
         tlb.AllReduceOptions().merge(
             tf.distribute.experimental.CommunicationOptions(implementation=Implementation.RING)
         ),
@@ -95,6 +110,13 @@ def test_a_call_without_options_has_the_strategys() -> None:
     merged = own.merge(None)
     assert isinstance(merged, tlb.AllReduceOptions)
     assert merged.fields() == own.fields()
+
+
+def test_a_call_with_tensorflows_options_keeps_the_transport() -> None:
+    own = tlb.AllReduceOptions(transport="mpi")
+    merged = own.merge(tf.distribute.experimental.CommunicationOptions(bytes_per_pack=500))
+    assert isinstance(merged, tlb.AllReduceOptions)
+    assert (merged.transport, merged.bucket_bytes) == ("mpi", 500)
 
 
 def test_a_calls_own_options_replace_all_of_the_strategys() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute import _progress
 from tf_largebatch.distribute._journal import Position
-from tf_largebatch.distribute._progress import ProgressWatch, judge
+from tf_largebatch.distribute._progress import ProgressWatch, judge, judge_wait
 
 ADDRESSES = ("a:1", "b:2", "c:3")
 TIMEOUT_SECONDS = 60.0
@@ -102,6 +102,68 @@ def test_a_position_survives_json(ended: str) -> None:
     assert position.to_json().isascii()
 
 
+# --- judge_wait
+
+
+def wait_judged(
+    peers: dict[int, Position | None], *gone: str, own: Position | None = None, rank: int = 0
+) -> str | None:
+    return judge_wait(
+        own or at(5),
+        peers,
+        topology_of(rank),
+        waiting_for="a bucket",
+        is_gone=lambda address: address in gone,
+    )
+
+
+def test_whoever_lives_is_waited_for_however_far_behind() -> None:
+    """Of a bucket no collective tells; so its being late is for `judge` to say."""
+    assert wait_judged({1: at(5), 2: at(1)}) is None
+    assert wait_judged({1: None, 2: None}) is None
+    assert wait_judged({}) is None
+
+
+def test_a_worker_that_is_gone_is_named() -> None:
+    text = wait_judged({1: at(5), 2: at(5)}, "c:3")
+    assert text is not None
+    assert "worker 0 at a:1 would wait for ever, with a bucket, for worker 2 at c:3" in text
+    assert "which is gone: nobody listens there" in text
+    assert "worker 1" not in text
+    assert "all it on all workers" in text
+
+
+def test_one_that_is_gone_before_it_published_anything_is_named() -> None:
+    text = wait_judged({1: None}, "b:2")
+    assert text is not None and "worker 1 at b:2, which is gone" in text
+
+
+def test_how_it_ended_says_more_than_that_it_is_gone() -> None:
+    ended = dataclasses.replace(at(5), ended="with ValueError: mine")
+    text = wait_judged({1: ended, 2: at(4)}, "b:2", "c:3")
+    assert text is not None
+    assert "worker 1 at b:2, which has ended with ValueError: mine; worker 2 at c:3" in text
+    assert text.count("is gone") == 1
+
+
+@pytest.mark.parametrize("ended", ["", "without an error"])
+def test_a_worker_that_came_further_is_not_missed(ended: str) -> None:
+    """It has handed in what is waited for here."""
+    assert wait_judged({1: dataclasses.replace(at(6), ended=ended)}, "b:2") is None
+
+
+def test_nobody_is_asked_who_has_handed_in() -> None:
+    asked: list[str] = []
+
+    def is_gone(address: str) -> bool:
+        asked.append(address)
+        return False
+
+    peers = {0: at(6), 2: at(5)}
+    judge_wait(at(5), peers, topology_of(1), waiting_for="a bucket", is_gone=is_gone)
+    assert asked == ["c:3"]
+
+
 # --- ProgressWatch
 
 
@@ -128,6 +190,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.board = DictBoard()
+        self.waits = (0.0, "")  # of both, for a bucket
+        self.gone: set[str] = set()
         self.positions = [at(0), at(0)]
         self.complaints: list[str] = []
         self.watches = [
@@ -137,6 +201,8 @@ class World:
                 board=self.board,
                 abort=self.complaints.append,
                 timeout_seconds=TIMEOUT_SECONDS,
+                waiting=lambda: self.waits,
+                is_gone=lambda address: address in self.gone,
             )
             for rank in range(2)
         ]
@@ -210,6 +276,64 @@ def test_different_programs_are_found_in_seconds(world: World) -> None:
         assert seconds < 8
     assert world.look(1) is None  # its first comparison
     assert "different programs" in str(world.look(1, after=1.0))
+
+
+def seconds_until(world: World, rank: int = 0) -> tuple[float, str | None]:
+    """When a worker complains, looking once a second, and what of."""
+    begin = world.now
+    for _ in range(50):
+        world.waits = (world.now - begin, "a bucket")
+        if (text := world.look(rank, after=1.0)) is not None:
+            return world.now - begin, text
+    return world.now - begin, None
+
+
+def test_a_wait_for_a_bucket_of_a_worker_that_is_gone_ends_in_seconds(world: World) -> None:
+    world.positions = [at(5), at(5)]
+    world.look(0), world.look(1)
+    world.gone = {"b:2"}
+    seconds, text = seconds_until(world)
+    assert 3.0 <= seconds < 10.0
+    assert text is not None and "with a bucket, for worker 1 at b:2, which is gone" in text
+
+
+def test_a_wait_for_a_bucket_of_a_worker_that_lives_goes_on(world: World) -> None:
+    world.positions = [at(5), at(5)]
+    world.look(0), world.look(1)
+    assert seconds_until(world) == (50.0, None)
+
+
+def test_a_worker_without_buckets_asks_for_nobody(world: World) -> None:
+    """Who is gone is then TensorFlow's to find out."""
+    world.positions = [at(5), at(5)]
+    world.look(0), world.look(1)
+    world.gone = {"b:2"}
+    for _ in range(50):
+        assert world.look(0, after=1.0) is None
+
+
+def test_a_bucket_is_not_missed_before_it_is_late(world: World) -> None:
+    world.positions = [at(5), at(5)]
+    world.look(0), world.look(1)
+    world.gone = {"b:2"}
+    for _ in range(50):
+        world.waits = (0.5, "always another one")
+        assert world.look(0, after=1.0) is None
+
+
+def test_a_chief_that_is_gone_with_the_board_is_named(world: World) -> None:
+    """Who has a bucket under way then need not wait for the timeout."""
+    world.positions = [at(5), at(5)]
+    world.look(1)
+    world.now += 4.0
+    error = RuntimeError("no service")
+    world.waits = (4.0, "a bucket")
+    assert world.watches[1].without_board(error) is None, "it only does not answer"
+    world.gone = {"a:1"}
+    text = world.watches[1].without_board(error)
+    assert text is not None and "for worker 0 at a:1, which is gone" in text
+    world.waits = (0.5, "a bucket")
+    assert world.watches[1].without_board(error) is None
 
 
 def test_the_thread_ends_the_wait_and_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,3 +222,58 @@ def test_with_nccl_pieces_are_equal(
 def test_with_nccl_the_report_says_so() -> None:
     assert "Collectives are NCCL's" in nccl_selector(2, 4).report()
     assert "NCCL" not in selector_of().report()
+
+
+def mpi_selector(workers: int) -> AlgorithmSelector:
+    return AlgorithmSelector(num_workers=workers, replicas_per_worker=1, has_mpi=True)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_with_mpi_its_own_choice_stands(workers: int) -> None:
+    selector = mpi_selector(workers)
+    for length in (1, 1000, 10_000_000):
+        assert selector.plan("auto", length=length, item_bytes=4) is None
+    # Whatever the costs say: nothing was measured of MPI's own.
+    slow = AllReduceCosts(
+        num_workers=workers,
+        replicas_per_worker=1,
+        link=LinkCost(0.0, 0.0),
+        overhead_seconds=0.0,
+        tensorflow_seconds=100.0,
+        tensorflow_seconds_per_byte=1.0,
+    )
+    selector.use(slow, "made up")
+    assert selector.plan("auto", length=1001, item_bytes=4) is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "option", "algorithms"),
+    [
+        (2, "ring", {"ring"}),
+        (8, "ring", {"ring"}),
+        (8, "halving_doubling", {"halving_doubling"}),
+        (6, "halving_doubling", {"halving_doubling", "binary_blocks"}),
+    ],
+)
+def test_with_mpi_a_plan_that_is_asked_for_is_taken(
+    workers: int, option: str, algorithms: set[str]
+) -> None:
+    for length in (1, 1000, 1_000_001):
+        plan = mpi_selector(workers).plan(option, length=length, item_bytes=4)
+        assert plan is not None and plan.algorithm in algorithms
+        assert (plan.num_workers, plan.length) == (workers, length)
+
+
+def test_with_mpi_sums_wider_than_the_wire_need_a_plan() -> None:
+    plan = mpi_selector(4).plan("auto", length=1000, item_bytes=2, sums_wider_than_wire=True)
+    assert plan is not None and plan.algorithm in ("ring", "halving_doubling")
+
+
+def test_with_mpi_the_report_names_what_sums_without_predictions() -> None:
+    selector = mpi_selector(4)
+    selector.plan("auto", length=1000, item_bytes=4)
+    selector.plan("ring", length=2000, item_bytes=4, at_once=3)
+    first, *decisions = selector.report().splitlines()
+    assert first.startswith("Buckets travel by MPI") and "'mpi' below" in first
+    assert decisions == ["  4000 bytes, 'auto': mpi", "  8000 bytes, 3 at once, 'ring': ring"]
+    assert "MPI" not in selector_of().report()

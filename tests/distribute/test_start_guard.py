@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from tf_largebatch.distribute._start_guard import listens
+from tf_largebatch.distribute._start_guard import listens, refuses
 
 # One long call into C code keeps the interpreter's lock throughout, as TensorFlow's start does.
 SCRIPT = """
@@ -77,3 +78,82 @@ def test_listens(closed_address: str) -> None:
     assert not listens(closed_address)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert listens(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_refuses(closed_address: str) -> None:
+    assert refuses(closed_address)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert not refuses(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_host_that_says_nothing_refuses_nothing() -> None:
+    """A full queue of connections drops those to come, as a network that passes nothing on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with contextlib.ExitStack() as waiting:
+            for _ in range(3):
+                client = waiting.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex(server.getsockname())
+            assert not refuses(address, timeout_seconds=0.3)
+            assert not listens(address, timeout_seconds=0.3)
+
+
+@pytest.mark.parametrize("address", ["no.such.host.invalid:1", "[::1]:1"])
+def test_only_a_refusal_is_one(address: str) -> None:
+    """Of a name that is not known nothing is known; an IPv6 address is taken without brackets."""
+    assert refuses(address, timeout_seconds=1.0) == (address == "[::1]:1" and has_ipv6())
+
+
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+MPI_SCRIPT = """
+import sys, time
+import importlib.util
+spec = importlib.util.spec_from_file_location("guard", sys.argv[1])
+guard = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(guard)
+launched = {"alone": None, "of 4": ("mpiexec", 4, 2)}[sys.argv[3]]
+with guard.end_if_mpi_hangs(launched, timeout_seconds=0.5):
+    if sys.argv[2] == "hangs":
+        sum(range(10**12))
+    time.sleep(float(sys.argv[4]))
+print("went on", flush=True)
+time.sleep(2.0)
+"""
+
+
+def run_mpi_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", MPI_SCRIPT, GUARD, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_start_of_mpi_that_hangs_ends_with_what_is_known() -> None:
+    done = run_mpi_script("hangs", "of 4", "0")
+    assert done.returncode == 1 and "went on" not in done.stdout
+    assert "PeerTimeoutError: MPI of rank 2, one of 4 that mpiexec started" in done.stderr
+    assert "start_timeout_seconds=0.5" in done.stderr
+    assert "before it makes its LargeBatchStrategy. See their logs" in done.stderr
+    assert "can be reached" not in done.stderr, "nobody was asked"
+
+
+def test_nothing_is_left_of_the_guard_of_mpi() -> None:
+    done = run_mpi_script("goes on", "of 4", "0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
+
+
+def test_a_process_that_nobody_else_was_started_with_is_not_guarded() -> None:
+    """MPI waits for nobody then; a slow machine is no reason to end."""
+    done = run_mpi_script("goes on", "alone", "1.5")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")

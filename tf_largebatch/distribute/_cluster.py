@@ -14,6 +14,7 @@ from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute._journal import CollectiveJournal
 from tf_largebatch.distribute._last_words import speak_at_exit
+from tf_largebatch.distribute._mpi_engine import TransferEngine
 from tf_largebatch.distribute._progress import ProgressWatch
 from tf_largebatch.distribute._rendezvous import meet
 from tf_largebatch.distribute._tf_internals import context
@@ -49,15 +50,33 @@ def start_cluster(
 
 
 def watch_progress(
-    topology: ClusterTopology, journal: CollectiveJournal, timeout_seconds: float
+    topology: ClusterTopology,
+    journal: CollectiveJournal,
+    timeout_seconds: float,
+    *,
+    engine: TransferEngine | None,
 ) -> ProgressWatch:
-    """Starts the thread that ends waits for absent workers, and speaks for this one at its exit."""
+    """Starts the thread that ends waits for absent workers, and speaks for this one at its exit.
+
+    Args:
+        topology: the workers.
+        journal: knows where this one stands.
+        timeout_seconds: how late a worker may be.
+        engine: where buckets travel by MPI.
+    """
+
+    def abort(reason: str) -> None:
+        _abort_collectives(reason)
+        if engine is not None:
+            engine.fail(reason)
+
     watch = ProgressWatch(
         topology,
         position=journal.position,
         board=_CoordinationBoard(),
-        abort=_abort_collectives,
+        abort=abort,
         timeout_seconds=timeout_seconds,
+        **({} if engine is None else {"waiting": engine.waiting}),
     )
     watch.start()
     speak_at_exit(topology, watch, _tell_all_workers)

@@ -12,6 +12,7 @@ from tf_largebatch.core.collective_plan import AllReducePlan
 from tf_largebatch.core.errors import ConfigurationError
 from tf_largebatch.distribute._exchange import EXCHANGED_DTYPES
 from tf_largebatch.distribute._journal import CollectiveJournal
+from tf_largebatch.distribute._mpi_reducer import MpiReducer, layout_of
 from tf_largebatch.distribute._options import AllReduceOptions
 from tf_largebatch.distribute._replica_launcher import ReplicaLauncher
 from tf_largebatch.distribute._selection import AlgorithmSelector
@@ -34,6 +35,7 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         global_devices: the names of all devices, in rank order.
         first_member: the number of this worker's first device among them.
         selector: chooses algorithms; None means TensorFlow's own, always.
+        mpi: sums by MPI; None where there is none.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         global_devices: Sequence[str],
         first_member: int,
         selector: AlgorithmSelector | None,
+        mpi: MpiReducer | None = None,
     ) -> None:
         super().__init__(devices, group_size, options, collective_keys)
         self._selector = selector
+        self._mpi = mpi
         self._eager_functions: dict[Any, Callable[..., Any]] = {}
         self._launchers = [
             ReplicaLauncher(
@@ -74,7 +78,7 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)][::-1]
         reduced = iter(self._reduce_dense(dense, replica_id, options)[::-1])
         results = [
-            self._launchers[replica_id].all_reduce_indexed_slices(leaf, options)
+            self._reduce_slices(leaf, replica_id, options)
             if isinstance(leaf, tf.IndexedSlices)
             else next(reduced)
             for leaf in leaves
@@ -83,6 +87,22 @@ class LargeBatchAllReduce(CollectiveAllReduce):
             with tf.device(self._devices[replica_id]):
                 results = [_divided(result, self._group_size) for result in results]
         return tf.nest.pack_sequence_as(value, results)
+
+    def _reduce_slices(
+        self, slices: tf.IndexedSlices, replica_id: int, options: AllReduceOptions
+    ) -> tf.IndexedSlices:
+        """The rows of all replicas."""
+        launcher = self._launchers[replica_id]
+        is_static = slices.values.shape.is_fully_defined() and self._group_size > 1
+        in_graph = is_static and not tf.executing_eagerly()
+        if not in_graph or not self._goes_by_mpi(slices.values.dtype, options):
+            return launcher.all_reduce_indexed_slices(slices, options)
+        indices = tf.ensure_shape(slices.indices, slices.values.shape[:1])
+        values, indices = (
+            self._mpi.gather(each, launcher=launcher, replica_id=replica_id)
+            for each in (slices.values, indices)
+        )
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     def _reduce_dense(
         self, tensors: list[Any], replica_id: int, options: AllReduceOptions
@@ -127,6 +147,13 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         for bucket in buckets:
             values = [tensors[place] for place in bucket]
             before = [done[-at_once]] if len(done) >= at_once else []
+            if self._goes_by_mpi(values[0].dtype, options):
+                sums, summed = self._reduce_by_mpi(
+                    values, replica_id, options, at_once, before, is_last=bucket is buckets[-1]
+                )
+                results.update(zip(bucket, sums, strict=True))
+                done.append(summed)
+                continue
             # A bucket ahead of what they receive, so that nobody waits for a request to arrive.
             posted_after = [done[-at_once - 1]] if len(done) > at_once else []
             with tf.device(self._devices[replica_id]):
@@ -150,6 +177,49 @@ class LargeBatchAllReduce(CollectiveAllReduce):
             first_values = values[:1]
         return [results[place] for place in range(len(tensors))]
 
+    def _goes_by_mpi(self, dtype: tf.DType, options: AllReduceOptions) -> bool:
+        transport = options.transport or self._options.transport
+        if transport != "mpi" or self._selector is None or options.algorithm == "tensorflow":
+            return False
+        if self._mpi is None:
+            raise ConfigurationError(
+                "AllReduceOptions(transport='mpi') is for a LargeBatchStrategy(transport='mpi') "
+                "of several workers; this one has no MPI."
+            )
+        return dtype in EXCHANGED_DTYPES
+
+    def _reduce_by_mpi(
+        self,
+        values: list[tf.Tensor],
+        replica_id: int,
+        options: AllReduceOptions,
+        at_once: int,
+        before: Sequence[tf.Tensor],
+        *,
+        is_last: bool,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        assert self._mpi is not None
+        layout = layout_of(values)
+        if layout.size == 0:
+            return [tf.identity(value) for value in values], values[0]
+        wire_dtype = _wire_dtype(values[0].dtype, layout.size * layout.dtype.itemsize, options)
+        plan = self._mpi.selector.plan(
+            options.algorithm,
+            length=layout.size,
+            item_bytes=layout.dtype.itemsize if wire_dtype is None else wire_dtype.size,
+            at_once=at_once,
+            sums_wider_than_wire=wire_dtype is not None,
+        )
+        return self._mpi.sum(
+            values,
+            launcher=self._launchers[replica_id],
+            replica_id=replica_id,
+            plan=plan,
+            wire_dtype=wire_dtype,
+            after=before,
+            is_last=is_last,
+        )
+
     def _reduce_bucket(
         self,
         flat: tf.Tensor,
@@ -161,7 +231,7 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         receive_after: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         launcher = self._launchers[replica_id]
-        wire_dtype = _wire_dtype(flat, options)
+        wire_dtype = _wire_dtype(flat.dtype, flat.shape[0] * flat.dtype.size, options)
         if wire_dtype is not None and launcher.has_nccl:
             raise ConfigurationError(
                 f"wire_dtype={wire_dtype.name!r} is for CPU clusters: NCCL would also add in it. "
@@ -194,6 +264,16 @@ class LargeBatchAllReduce(CollectiveAllReduce):
 
         def reduce_on(launcher: ReplicaLauncher) -> tf.Tensor:
             flat = tf.zeros([length])
+            if self._mpi is not None and length > 0:
+                return self._mpi.sum(
+                    [flat],
+                    launcher=launcher,
+                    replica_id=self._launchers.index(launcher),
+                    plan=plan,
+                    wire_dtype=None,
+                    after=(),
+                    is_last=True,
+                )[1]
             if plan is None:
                 return launcher.all_reduce(flat, None, self._options)
             if length == 0:
@@ -211,12 +291,10 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         return self._launchers[0].gather_equal_shapes(value, purpose=purpose, detail=detail)
 
 
-def _wire_dtype(flat: tf.Tensor, options: AllReduceOptions) -> tf.DType | None:
+def _wire_dtype(dtype: tf.DType, size_bytes: int, options: AllReduceOptions) -> tf.DType | None:
     """The dtype in which a bucket travels, where it is another than its own."""
-    if options.wire_dtype is None or flat.dtype not in (tf.float32, tf.float64):
-        return None
-    enough = flat.shape[0] * flat.dtype.size >= _SMALLEST_ROUNDED_BYTES
-    return options.wire_dtype if enough else None
+    is_wider = options.wire_dtype is not None and dtype in (tf.float32, tf.float64)
+    return options.wire_dtype if is_wider and size_bytes >= _SMALLEST_ROUNDED_BYTES else None
 
 
 def _divided(value: Any, count: int) -> Any:

@@ -24,6 +24,8 @@ from tf_largebatch.distribute._input import (
 )
 from tf_largebatch.distribute._journal import CollectiveJournal
 from tf_largebatch.distribute._measurement import measure_costs
+from tf_largebatch.distribute._mpi_engine import TransferEngine
+from tf_largebatch.distribute._mpi_reducer import MpiReducer
 from tf_largebatch.distribute._options import AllReduceOptions
 from tf_largebatch.distribute._replica_seeds import is_seed_state, spread_seeds
 from tf_largebatch.distribute._row_split import split_rows
@@ -52,6 +54,7 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
         cpu_replicas: int,
         options: AllReduceOptions,
         parallel_initialization: bool,
+        engine: TransferEngine | None,
     ) -> None:
         self._topology = topology
         self._cpu_replicas = cpu_replicas
@@ -78,11 +81,19 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             replicas_per_worker=len(self.worker_devices),
             has_nccl=self._local_device_type == "GPU",
         )
+        mpi = engine and MpiReducer(engine, replicas=len(self.worker_devices))
         self._host_cross_device_ops = self._make_cross_device_ops([self._worker_device], None)
-        self._cross_device_ops = self._make_cross_device_ops(self.worker_devices, self.selector)
+        self._cross_device_ops = self._make_cross_device_ops(
+            self.worker_devices, self.selector, mpi
+        )
+        if mpi is not None:
+            self.selector = mpi.selector
 
     def _make_cross_device_ops(
-        self, devices: Any, selector: AlgorithmSelector | None
+        self,
+        devices: Any,
+        selector: AlgorithmSelector | None,
+        mpi: MpiReducer | None = None,
     ) -> LargeBatchAllReduce:
         return LargeBatchAllReduce(
             devices=devices,
@@ -93,6 +104,7 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             global_devices=self._global_devices(devices),
             first_member=self._topology.rank * len(devices),
             selector=selector,
+            mpi=mpi,
         )
 
     def _global_devices(self, devices: Any) -> list[str]:
@@ -260,7 +272,7 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             prepare,
             agree=agree,
             num_workers=self._num_workers,
-            replicas_per_worker=len(self.worker_devices),
+            replicas_per_worker=self.selector.replicas_per_worker,
         )
 
     def gather_from_workers(self, value: tf.Tensor, *, purpose: str, detail: str = "") -> tf.Tensor:

@@ -11,6 +11,7 @@ from tf_largebatch.core.scaling import require_count
 from tf_largebatch.distribute._tf_internals import Options
 
 ALGORITHMS = ("auto", "ring", "halving_doubling", "tensorflow")
+TRANSPORTS = ("tensorflow", "mpi")
 WIRE_DTYPES = (None, "bfloat16", "float16")
 DEFAULT_BUCKET_BYTES = 8 * 2**20
 DEFAULT_BUCKETS_IN_FLIGHT = 4
@@ -30,6 +31,8 @@ class AllReduceOptions(Options):  # type: ignore[misc]
         bucket_bytes: values are reduced in buckets of at most this size, each as soon as its
             values exist; a larger value has a bucket of its own. Default 8 MiB.
         max_buckets_in_flight: a bucket waits for the one this many before it. Default 4.
+        transport: `"tensorflow"` or `"mpi"`, if the strategy has it; None: the strategy's. By MPI
+            `"auto"` means MPI's own algorithm, and `"tensorflow"` still TensorFlow's.
         wire_dtype: `"bfloat16"` or `"float16"`: float32 and float64 values travel in it, while
             sums are kept in their own dtype; float16 overflows beyond 65,504, which a loss scale
             sees as it sees any overflow. Buckets below 4 KiB, as of metrics, travel as they are.
@@ -49,10 +52,12 @@ class AllReduceOptions(Options):  # type: ignore[misc]
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         max_buckets_in_flight: int = DEFAULT_BUCKETS_IN_FLIGHT,
         wire_dtype: str | None = None,
+        transport: str | None = None,
     ) -> None:
         super().__init__()
         check_choice("algorithm", algorithm, ALGORITHMS)
         check_choice("wire_dtype", wire_dtype, WIRE_DTYPES)
+        check_choice("transport", transport, (*TRANSPORTS, None))
         if wire_dtype is not None and algorithm == "tensorflow":
             raise ConfigurationError(
                 f"wire_dtype={wire_dtype!r} needs sums in full precision between hops, which "
@@ -63,6 +68,7 @@ class AllReduceOptions(Options):  # type: ignore[misc]
         self.bucket_bytes = require_count("bucket_bytes", bucket_bytes)
         self.max_buckets_in_flight = require_count("max_buckets_in_flight", max_buckets_in_flight)
         self.wire_dtype = None if wire_dtype is None else tf.as_dtype(wire_dtype)
+        self.transport = transport
 
     def fields(self) -> tuple[Any, ...]:
         """All that makes two of them differ."""
@@ -71,6 +77,7 @@ class AllReduceOptions(Options):  # type: ignore[misc]
             self.bucket_bytes,
             self.max_buckets_in_flight,
             self.wire_dtype,
+            self.transport,
             self.implementation,
             self.timeout_seconds,
         )

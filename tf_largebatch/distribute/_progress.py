@@ -19,6 +19,7 @@ from typing import Protocol
 
 from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute._journal import Position
+from tf_largebatch.distribute._start_guard import refuses
 
 _LONGEST_INTERVAL_SECONDS = 1.0
 _MISMATCH_AFTER_SECONDS = 3.0
@@ -99,6 +100,41 @@ def judge(
     )
 
 
+def judge_wait(
+    own: Position,
+    peers: Mapping[int, Position | None],
+    topology: ClusterTopology,
+    *,
+    waiting_for: str,
+    is_gone: Callable[[str], bool],
+) -> str | None:
+    """Why it is of no use to wait for a bucket to travel, of which no collective tells; or None.
+
+    Args:
+        own: where this worker waits.
+        peers: where the others stand, by rank; None for one that never published.
+        topology: names them.
+        waiting_for: the bucket, in words.
+        is_gone: whether nobody serves at an address any more.
+    """
+    absent = []
+    for rank, position in peers.items():
+        address = topology.addresses[rank]
+        if position is not None and position.arrivals > own.arrivals:
+            continue
+        if position is not None and position.ended:
+            absent.append(f"worker {rank} at {address}, which has ended {position.ended}")
+        elif is_gone(address):
+            absent.append(f"worker {rank} at {address}, which is gone: nobody listens there")
+    if not absent:
+        return None
+    return (
+        f"worker {topology.rank} at {topology.address} would wait for ever, with {waiting_for}, "
+        f"for {'; '.join(absent)}. See the logs of those, or of what started them. What they "
+        f"did not call, c{CALL_ON_ALL}"
+    )
+
+
 class ProgressWatch:
     """A daemon thread that publishes this worker's position and judges when it stands still."""
 
@@ -110,7 +146,11 @@ class ProgressWatch:
         board: Board,
         abort: Callable[[str], None],
         timeout_seconds: float,
+        waiting: Callable[[], tuple[float, str]] = lambda: (0.0, ""),
+        is_gone: Callable[[str], bool] = refuses,
     ) -> None:
+        self._waiting = waiting
+        self._is_gone = is_gone
         self._topology = topology
         self._position = position
         self._board = board
@@ -181,17 +221,31 @@ class ProgressWatch:
         seen_before, self._peers = bool(self._peers), peers
         if not seen_before:
             return None
-        return judge(
+        complaint = judge(
             own,
             still,
             self._topology,
             stalled_seconds=now - self._since,
             timeout_seconds=self._timeout_seconds,
         )
+        seconds, waiting_for = self._waiting()
+        if complaint is None and seconds >= self._mismatch_after:
+            complaint = judge_wait(
+                own, still, self._topology, waiting_for=waiting_for, is_gone=self._is_gone
+            )
+        return complaint
 
     def without_board(self, error: Exception) -> str | None:
         """What is wrong when the board fails and this worker stands still for too long."""
         stalled_seconds = time.monotonic() - self._since
+        seconds, waiting_for = self._waiting()
+        if self._own is not None and seconds >= self._mismatch_after:
+            chief = {0: None} if self._topology.rank else {}
+            complaint = judge_wait(
+                self._own, chief, self._topology, waiting_for=waiting_for, is_gone=self._is_gone
+            )
+            if complaint is not None:
+                return complaint
         if self._own is None or stalled_seconds < self._timeout_seconds:
             return None
         return (

@@ -118,6 +118,14 @@ class ReplicaLauncher(CollectiveReplicaLauncher):
                 receive_after=receive_after,
             )
 
+    @contextlib.contextmanager
+    def by_mpi(self, kind: str, value: tf.Tensor) -> Iterator[tuple[int, str]]:
+        """Notes an all-reduce that MPI does, in a graph; its key, and what all ranks call it."""
+        with self._noted(kind, value):
+            key, self._chosen_key = self._chosen_key, None
+            assert key is not None
+            yield key, f"{kind} {value.dtype.name}{value.shape}"
+
     def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
         """Gathers the rows of all replicas.
 

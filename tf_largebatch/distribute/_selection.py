@@ -17,6 +17,9 @@ from tf_largebatch.core.collective_plan import AllReducePlan
 _ALIGNMENT_BYTES = 64
 
 
+_OWN = Candidate("tensorflow")  # of the library that sums
+
+
 @dataclass(frozen=True)
 class _Decision:
     size_bytes: int
@@ -24,8 +27,10 @@ class _Decision:
     at_once: int
     ranked: tuple[tuple[Candidate, float], ...]  # with predicted seconds, the chosen one first
 
-    def name(self) -> str:
-        return f"{self._buffer()}: {self.ranked[0][0].describe()}"
+    def name(self, own: str) -> str:
+        """Without times; `own` is what to call the all-reduce of the library that sums."""
+        chosen = self.ranked[0][0]
+        return f"{self._buffer()}: {own if chosen == _OWN else chosen.describe()}"
 
     def describe(self) -> str:
         chosen, *others = [
@@ -49,14 +54,21 @@ class AlgorithmSelector:
         replicas_per_worker: devices of a worker.
         has_nccl: whether collectives are NCCL's. Its own rings and trees are what it is best at,
             and it needs equal pieces.
+        has_mpi: whether MPI sums instead of TensorFlow, to which "auto" then leaves the algorithm.
     """
 
     def __init__(
-        self, *, num_workers: int, replicas_per_worker: int, has_nccl: bool = False
+        self,
+        *,
+        num_workers: int,
+        replicas_per_worker: int,
+        has_nccl: bool = False,
+        has_mpi: bool = False,
     ) -> None:
         self._has_nccl = has_nccl
+        self._has_mpi = has_mpi
         self._num_workers = num_workers
-        self._replicas_per_worker = replicas_per_worker
+        self.replicas_per_worker = replicas_per_worker
         self.costs = AllReduceCosts.typical(num_workers, replicas_per_worker=replicas_per_worker)
         self._source = "typical costs, as nothing was measured"
         self._decisions: dict[tuple[int, str, int, bool], _Decision] = {}
@@ -75,7 +87,7 @@ class AlgorithmSelector:
         at_once: int = 1,
         sums_wider_than_wire: bool = False,
     ) -> AllReducePlan | None:
-        """The plan for a buffer of `length` elements, or None for TensorFlow's own all-reduce.
+        """The plan for a buffer of `length` elements, or None for TensorFlow's, or MPI's, own.
 
         Args:
             option: as `AllReduceOptions.algorithm`.
@@ -96,12 +108,12 @@ class AlgorithmSelector:
     ) -> AllReducePlan | None:
         """The candidate's plan; None for TensorFlow's own all-reduce."""
         if self._has_nccl:
-            replicas = self._num_workers * self._replicas_per_worker
+            replicas = self._num_workers * self.replicas_per_worker
             length = -(-length // replicas) * replicas
         return make_plan(
             candidate,
             num_workers=self._num_workers,
-            replicas_per_worker=self._replicas_per_worker,
+            replicas_per_worker=self.replicas_per_worker,
             length=length,
             align=1 if self._has_nccl else max(1, _ALIGNMENT_BYTES // item_bytes),
         )
@@ -109,13 +121,15 @@ class AlgorithmSelector:
     def _decide(
         self, size_bytes: int, option: str, at_once: int, sums_wider_than_wire: bool
     ) -> _Decision:
-        ways = candidates(option, self._num_workers, replicas_per_worker=self._replicas_per_worker)
+        ways = candidates(option, self._num_workers, replicas_per_worker=self.replicas_per_worker)
         if self._has_nccl:
             is_power_of_two = self._num_workers & (self._num_workers - 1) == 0
             plans = option == "halving_doubling" and is_power_of_two
-            ways = ways[-1:] if plans else [Candidate("tensorflow")]
+            ways = ways[-1:] if plans else [_OWN]
         if sums_wider_than_wire:
-            ways = [way for way in ways if way.algorithm != "tensorflow"]
+            ways = [way for way in ways if way != _OWN]
+        elif self._has_mpi and _OWN in ways:
+            ways = [_OWN]
         ranked = rank_by_seconds(ways, self.costs, size_bytes=size_bytes, at_once=at_once)
         return _Decision(size_bytes, option, at_once, tuple(ranked))
 
@@ -124,8 +138,10 @@ class AlgorithmSelector:
         lines = [self._premise()]
         decisions = sorted(self._decisions.values(), key=lambda each: each.size_bytes)
         lines += [
-            # Nothing was measured of NCCL.
-            decision.name() if self._has_nccl else decision.describe()
+            # Nothing was measured of NCCL's own, or of MPI's.
+            decision.name("mpi" if self._has_mpi else "tensorflow")
+            if self._has_nccl or self._has_mpi
+            else decision.describe()
             for decision in decisions
         ]
         return "\n".join(lines if decisions else [*lines, "  No buffer was reduced yet."])
@@ -136,6 +152,12 @@ class AlgorithmSelector:
                 "Collectives are NCCL's: its own all-reduce ('tensorflow' below, also where 'ring' "
                 "was asked for), which chooses between rings and trees. 'halving_doubling' is put "
                 "together from groups, but only where the workers are a power of two."
+            )
+        if self._has_mpi:
+            return (
+                "Buckets travel by MPI: by its own all-reduce ('mpi' below), which chooses among "
+                "its algorithms; by plans where these were asked for, or where sums are wider than "
+                f"what travels ({self._source})."
             )
         costs, per_mib = self.costs, 1e3 * 2**20
         return (

@@ -1,9 +1,10 @@
-"""Ends this process if TensorFlow's server does not come up.
+"""Ends this process if TensorFlow's server, or MPI, does not come up.
 
 A worker may end after all have met and before TensorFlow's server has connected to it. TensorFlow
 then waits for it without end, holds Python's global lock while it does, and swallows SIGTERM: no
-thread of this process could act, and no signal short of SIGKILL ends it. Two things need no lock:
-faulthandler's watchdog, which ends the process, and a child process, which says who is absent.
+thread of this process could act, and no signal short of SIGKILL ends it. MPI waits likewise for
+ranks that do not start it. Two things need no lock: faulthandler's watchdog, which ends the
+process, and a child process, which says who is absent.
 
 The child runs this file as a script, so only the standard library is imported here.
 """
@@ -40,7 +41,44 @@ def end_if_server_hangs(topology: ClusterTopology, *, timeout_seconds: float) ->
     if topology.num_workers == 1:
         yield
         return
-    with _teller(topology, timeout_seconds):
+    head = (
+        f"TensorFlow's server of worker {topology.rank} at {topology.address} has not come up "
+        f"within start_timeout_seconds={timeout_seconds:g}. It waits for all workers, of which "
+    )
+    with _end_after(timeout_seconds, head, topology.peers):
+        yield
+
+
+@contextlib.contextmanager
+def end_if_mpi_hangs(
+    launched: tuple[str, int, int] | None, *, timeout_seconds: float
+) -> Iterator[None]:
+    """Goes around the start of MPI; else as `end_if_server_hangs`.
+
+    Args:
+        launched: who started this process, of how many ranks it is one, and which; None where
+            nobody else was started.
+        timeout_seconds: how long the block may last.
+    """
+    if launched is None:
+        yield
+        return
+    launcher, count, rank = launched
+    head = (
+        f"MPI of rank {rank}, one of {count} that {launcher} started, has not come up within "
+        f"start_timeout_seconds={timeout_seconds:g}. It waits for all ranks to start MPI, of which "
+        "it does not know who has not: see who of them stands before it makes its "
+        "LargeBatchStrategy"
+    )
+    with _end_after(timeout_seconds, head, ()):
+        yield
+
+
+@contextlib.contextmanager
+def _end_after(
+    timeout_seconds: float, head: str, peers: tuple[tuple[int, str], ...]
+) -> Iterator[None]:
+    with _teller(timeout_seconds, head, peers):
         faulthandler.dump_traceback_later(
             timeout_seconds + 2 * _PROBE_SECONDS, exit=True, file=_STANDARD_ERROR
         )
@@ -62,8 +100,10 @@ def keep_terminate_handler() -> None:
 
 
 @contextlib.contextmanager
-def _teller(topology: ClusterTopology, timeout_seconds: float) -> Iterator[None]:
-    task = json.dumps([topology.rank, topology.addresses, timeout_seconds])
+def _teller(
+    timeout_seconds: float, head: str, peers: tuple[tuple[int, str], ...]
+) -> Iterator[None]:
+    task = json.dumps([timeout_seconds, head, peers])
     command = [sys.executable, "-I", "-S", __file__, task]
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -74,18 +114,21 @@ def _teller(topology: ClusterTopology, timeout_seconds: float) -> Iterator[None]
         yield
 
 
-def tell_after(rank: int, addresses: list[str], timeout_seconds: float) -> None:
-    """Says who is absent after `timeout_seconds`, unless standard input ends before."""
+def tell_after(timeout_seconds: float, head: str, peers: list[tuple[int, str]]) -> None:
+    """Says who is absent after `timeout_seconds`, unless standard input ends before.
+
+    Args:
+        timeout_seconds: of the wait.
+        head: what has not come up; where there are peers, to be completed by who they are.
+        peers: rank and address of those that can be asked.
+    """
     if select.select([sys.stdin], [], [], timeout_seconds)[0]:
         return
-    others = [place for place in enumerate(addresses) if place[0] != rank]
-    absent = [f"worker {other} at {address}" for other, address in others if not listens(address)]
+    absent = [f"worker {rank} at {address}" for rank, address in peers if not listens(address)]
+    missing = f"no longer there: {', '.join(absent)}" if absent else "all can be reached"
     print(
-        f"tf_largebatch.core.errors.PeerTimeoutError: TensorFlow's server of worker {rank} at "
-        f"{addresses[rank]} has not come up within start_timeout_seconds={timeout_seconds:g}. It "
-        "waits for all workers, of which "
-        + (f"no longer there: {', '.join(absent)}" if absent else "all can be reached")
-        + ". See their logs for why. This process ends now, as the wait cannot be interrupted.",
+        f"tf_largebatch.core.errors.PeerTimeoutError: {head}{missing if peers else ''}"
+        ". See their logs for why. This process ends now, as the wait cannot be interrupted.",
         file=sys.stderr,
         flush=True,
     )
@@ -97,6 +140,18 @@ def listens(address: str, *, timeout_seconds: float = _PROBE_SECONDS) -> bool:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds):
             return True
+    except OSError:
+        return False
+
+
+def refuses(address: str, *, timeout_seconds: float = _PROBE_SECONDS) -> bool:
+    """Whether a host answers that nobody listens at `host:port`; not, where none answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds):
+            return False
+    except ConnectionRefusedError:
+        return True
     except OSError:
         return False
 

@@ -27,6 +27,7 @@ from tf_largebatch.distribute._keras_step import (
     skip_without_rows,
 )
 from tf_largebatch.distribute._model_facts import model_facts
+from tf_largebatch.distribute._mpi_workers import MpiWorkers
 from tf_largebatch.distribute._options import (
     ALGORITHMS,
     DEFAULT_BUCKET_BYTES,
@@ -37,8 +38,10 @@ from tf_largebatch.distribute._options import (
 from tf_largebatch.distribute._start_guard import end_if_server_hangs, keep_terminate_handler
 from tf_largebatch.distribute._strategy_checks import (
     check_costs,
+    check_launcher,
     check_order,
     check_timeouts,
+    check_transport,
     cpu_replicas,
 )
 from tf_largebatch.distribute._tf_internals import (
@@ -84,6 +87,12 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         parallel_initialization: all workers must make equal variables by themselves, from one seed
             or one file; a checksum proves it, and an error names the first variable that differs
             (Yamazaki et al. 2019). Default False: those that differ come from the chief.
+        transport: how gradients, and all else that replicas sum, travel between workers.
+            `"tensorflow"`, the default: by TensorFlow (gRPC on CPU, NCCL on GPU). `"mpi"`: by MPI,
+            for CPU clusters, several times faster; start the program by `mpiexec -n N` or `srun`,
+            without `TF_CONFIG`. `all_reduce="auto"` then leaves the algorithm to MPI. Variables,
+            evaluation, checkpoints and the watch over the workers stay with TensorFlow. Needs
+            `pip install 'tf_largebatch[mpi]'`.
         all_reduce_costs: what `strategy.all_reduce_costs` was in an earlier run on this cluster,
             instead of measuring; the same on all workers. Default None: measured at start, in
             about a second, where `all_reduce` leaves a choice.
@@ -93,6 +102,9 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     Environment:
         TF_CONFIG, SLURM_*: the cluster, see `tf_largebatch.ClusterTopology`.
+        TF_LARGEBATCH_HOST, TF_LARGEBATCH_PORT: with `transport="mpi"` and without `TF_CONFIG`,
+            where others reach this host, if not by its name, and the first of the ports of its
+            ranks; default: any free ones.
         TF_LARGEBATCH_CPU_REPLICAS: on a host without GPUs, this many replicas (logical CPU
             devices) instead of one, to try out several replicas a worker.
 
@@ -115,6 +127,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         max_buckets_in_flight: int = DEFAULT_BUCKETS_IN_FLIGHT,
         wire_dtype: str | None = None,
+        transport: str = "tensorflow",
         parallel_initialization: bool = False,
         all_reduce_costs: Mapping[str, Any] | None = None,
         start_timeout_seconds: float = 300.0,
@@ -127,8 +140,16 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             bucket_bytes=bucket_bytes,
             max_buckets_in_flight=max_buckets_in_flight,
             wire_dtype=wire_dtype,
+            transport=check_transport(transport, all_reduce),
         )
-        topology = ClusterTopology.from_environment()
+        mpi = None
+        if transport == "mpi":
+            if LargeBatchStrategy._has_joined:  # alone, perhaps: the others are not asked to come
+                check_order(has_joined=True)
+            mpi = MpiWorkers(
+                start_timeout_seconds=start_timeout_seconds, timeout_seconds=timeout_seconds
+            )
+        topology = mpi.topology if mpi else ClusterTopology.from_environment()
         if topology.is_evaluator:
             raise ConfigurationError(
                 "This task is an evaluator by TF_CONFIG; it takes no part in training. Evaluate "
@@ -138,6 +159,8 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         costs = None if all_reduce_costs is None else AllReduceCosts.from_dict(all_reduce_costs)
         if topology.num_workers > 1:
             check_order(has_joined=LargeBatchStrategy._has_joined)
+        elif mpi is None:
+            check_launcher()
         start_cluster(
             topology,
             options={
@@ -145,6 +168,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 "bucket_bytes": bucket_bytes,
                 "max_buckets_in_flight": max_buckets_in_flight,
                 "wire_dtype": wire_dtype,
+                "transport": transport,
                 "parallel_initialization": parallel_initialization,
                 "all_reduce_costs": costs and json.dumps(costs.to_dict(), sort_keys=True),
                 "timeout_seconds": float(timeout_seconds),
@@ -159,6 +183,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 cpu_replicas=replicas,
                 options=options,
                 parallel_initialization=parallel_initialization,
+                engine=mpi and mpi.engine,
             )
         LargeBatchStrategy._has_joined |= topology.num_workers > 1
         keep_terminate_handler()
@@ -168,12 +193,17 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         # Of each model that was compared the optimizer that it had.
         self._compared: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
         if topology.num_workers > 1:
-            self._watch = watch_progress(topology, extended.journal, timeout_seconds)
+            self._watch = watch_progress(
+                topology, extended.journal, timeout_seconds, engine=mpi and mpi.engine
+            )
             on_cpu = extended._local_device_type == "CPU"
+            chooses = all_reduce == "halving_doubling" or (
+                all_reduce == "auto" and (mpi is None or wire_dtype is not None)
+            )
             if costs is not None:
-                check_costs(costs, topology.num_workers, len(extended.worker_devices))
+                check_costs(costs, topology.num_workers, extended.selector.replicas_per_worker)
                 extended.selector.use(costs, "given")
-            elif on_cpu and all_reduce in ("auto", "halving_doubling"):
+            elif on_cpu and chooses:
                 extended.selector.use(extended.measure_costs(), "measured at start")
 
     @property

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 
 from tf_largebatch.core.algorithm_choice import AllReduceCosts
-from tf_largebatch.core.errors import ConfigurationError, ProgramOrderError
+from tf_largebatch.core.errors import ConfigurationError, ProgramOrderError, TopologyError
 from tf_largebatch.distribute._cluster import CPU_REPLICAS_VARIABLE
+from tf_largebatch.distribute._mpi import launched_ranks
+from tf_largebatch.distribute._options import TRANSPORTS, check_choice
 from tf_largebatch.distribute._tf_internals import tensorflow_has_started
 
 
@@ -27,6 +29,30 @@ def check_order(*, has_joined: bool) -> None:
             "LargeBatchStrategy must join the cluster before TensorFlow runs its first op, but "
             "one has run. Move `strategy = LargeBatchStrategy()` to the top of the script, "
             "right after the imports: before data sets, models and tensors."
+        )
+
+
+def check_transport(transport: str, all_reduce: str) -> str:
+    """Raises ConfigurationError unless there is such a transport, and it fits; returns it."""
+    check_choice("transport", transport, TRANSPORTS)
+    if transport == "mpi" and all_reduce == "tensorflow":
+        raise ConfigurationError(
+            "all_reduce='tensorflow' means TensorFlow's own collectives, which transport='mpi' "
+            "replaces. Use all_reduce='auto', which leaves the algorithm to MPI, or "
+            "transport='tensorflow'."
+        )
+    return transport
+
+
+def check_launcher() -> None:
+    """Raises TopologyError where MPI's launcher started several workers that would train alone."""
+    launched = launched_ranks()
+    if launched is not None and not os.environ.get("TF_CONFIG", "").strip():
+        launcher, count, rank = launched
+        raise TopologyError(
+            f"{launcher} started this process as rank {rank} of {count}, and nothing else tells it "
+            "of the others: each would train alone. Use LargeBatchStrategy(transport='mpi'), or "
+            "describe the cluster by TF_CONFIG ('{}' for this process alone)."
         )
 
 

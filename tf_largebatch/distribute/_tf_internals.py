@@ -95,6 +95,7 @@ __all__ = [
     "context",
     "in_xla_context",
     "input_lib",
+    "run_independently",
     "tensorflow_has_started",
 ]
 
@@ -102,6 +103,16 @@ __all__ = [
 def in_xla_context() -> bool:
     """Whether the graph being built is compiled by XLA (`jit_compile=True`)."""
     return bool(GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def run_independently(op: tf.Operation) -> None:
+    """Leaves the order of an op in a function's graph to the edges that it has.
+
+    Else TensorFlow runs all ops one after the other that have effects but touch no variable.
+    """
+    manager = tf.compat.v1.get_default_graph().experimental_acd_manager
+    if manager is not None:
+        manager.run_independently(op)
 
 
 def tensorflow_has_started() -> bool:
