@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from _all_reduce_ways import RAW, Way
 from rich import box
 from rich.table import Table
 
@@ -27,6 +28,7 @@ _MEASURED = (
     "busbw_mb_per_second",
 )
 _SHOWN = (  # heading and what stands under it
+    ("algorithm", "algorithm"),
     ("p50", "time_p50_ms"),
     ("min", "time_min_ms"),
     ("max", "time_max_ms"),
@@ -35,12 +37,19 @@ _SHOWN = (  # heading and what stands under it
     ("algbw", "algbw_mb_per_second"),
     ("busbw", "busbw_mb_per_second"),
 )
+_SHOWN_WITH_MPI = (  # all would not fit into a terminal
+    ("transport", "transport"),
+    *_SHOWN[:4],
+    ("ratio", "ratio"),
+    ("to raw", "to_raw"),
+    ("algbw", "algbw_mb_per_second"),
+)
 _USUAL_BYTES_PER_SECOND = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One set of workers, which measured all algorithms at all sizes.
+    """One set of workers, which measured all ways to sum at all sizes.
 
     Args:
         workers: how many.
@@ -81,28 +90,40 @@ def format_size(num_bytes: int) -> str:
     return f"{num_bytes // _UNITS[unit]}{unit}"
 
 
-def rows_of(
-    run: Run, *, algorithms: Sequence[str], sizes_bytes: Sequence[int]
-) -> list[dict[str, Any]]:
-    """One row a size and algorithm, in the order in which they were measured.
+def rows_of(run: Run, *, ways: Sequence[Way], sizes_bytes: Sequence[int]) -> list[dict[str, Any]]:
+    """One row a size and way to sum, in the order in which they were measured.
 
     Values of a row that was not measured are None. The time of a call is that of the slowest
     worker.
     """
-    names = [(size, algorithm) for size in sizes_bytes for algorithm in algorithms]
+    names = [(size, way) for size in sizes_bytes for way in ways]
     rows = []
-    for number, (size, algorithm) in enumerate(names):
+    for number, (size, way) in enumerate(names):
         by_rank = [result["rows"][number] for result in run.results]
         problems = [run.problem] if run.problem else []
         problems += check_row(by_rank)
-        row = {"algorithm": algorithm, "workers": run.workers, "size_bytes": size}
+        row = dataclasses.asdict(way) | {"workers": run.workers, "size_bytes": size}
         row |= _measured(by_rank, workers=run.workers, size_bytes=size)
         rows.append(row | {"verified": not problems, "problems": problems})
-    for row in rows:
-        first = next(other for other in rows if other["size_bytes"] == row["size_bytes"])
-        measured = row["time_p50_ms"] and first["time_p50_ms"]
-        row["ratio"] = row["time_p50_ms"] / first["time_p50_ms"] if measured else None
+    _add_ratios(rows, "ratio", to=ways[0])
+    if RAW in ways:
+        _add_ratios(rows, "to_raw", to=RAW)
     return rows
+
+
+def _add_ratios(rows: Sequence[dict[str, Any]], name: str, *, to: Way) -> None:
+    for row in rows:
+        (base,) = [
+            other
+            for other in rows
+            if way_of(other) == to and other["size_bytes"] == row["size_bytes"]
+        ]
+        measured = row["time_p50_ms"] and base["time_p50_ms"]
+        row[name] = row["time_p50_ms"] / base["time_p50_ms"] if measured else None
+
+
+def way_of(row: dict[str, Any]) -> Way:
+    return Way(row["transport"], row["algorithm"])
 
 
 def check_row(by_rank: Sequence[dict[str, Any]]) -> list[str]:
@@ -229,29 +250,35 @@ def wire_bytes(row: dict[str, Any]) -> float:
 
 
 def add_predictions(rows: Iterable[dict[str, Any]], *, link: Link | None) -> None:
-    """Sets `predicted_ms` of each row; None without a link."""
+    """Sets `predicted_ms` of each row; None without a link, and where MPI's own algorithm sums."""
     for row in rows:
         row["predicted_ms"] = None
-        if link is not None:
+        is_known = row["transport"] == "tensorflow" or row["algorithm"] in _FITTED
+        if link is not None and is_known:
             row["predicted_ms"] = 1000.0 * predict(
                 row["algorithm"], workers=row["workers"], size_bytes=wire_bytes(row), link=link
             )
 
 
-def figures_table(rows: Sequence[dict[str, Any]], *, reference: str) -> Table:
+def figures_table(rows: Sequence[dict[str, Any]], *, reference: Way) -> Table:
     """The figures for people."""
-    title = f"All-reduce: milliseconds; ratio to {reference}; rates in MB/s"
+    has_mpi = any("to_raw" in row for row in rows)
+    by = f" by {reference.transport}" if has_mpi else ""
+    title = f"All-reduce: milliseconds; ratio to {reference.algorithm}{by}; rates in MB/s"
     table = Table(title=title, box=box.SIMPLE_HEAD)
-    figures = [heading for heading, _ in _SHOWN]
-    for heading in ("workers", "size", "algorithm", *figures, "verified"):
-        justify = "left" if heading == "algorithm" else "right"
+    shown = _SHOWN_WITH_MPI if has_mpi else _SHOWN
+    for heading in ("workers", "size", *(heading for heading, _ in shown), "verified"):
+        justify = "left" if heading in ("transport", "algorithm") else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(
             str(row["workers"]),
             format_size(row["size_bytes"]),
-            row["algorithm"],
-            *("-" if row[name] is None else f"{row[name]:.2f}" for _, name in _SHOWN),
+            *(_shown(row[name]) for _, name in shown),
             "yes" if row["verified"] else "NO",
         )
     return table
+
+
+def _shown(value: str | float | None) -> str:
+    return value if isinstance(value, str) else "-" if value is None else f"{value:.2f}"

@@ -1,20 +1,24 @@
-"""The workers of `benchmark_all_reduce.py`; see `_forks.py` for how they start.
+"""The workers of `benchmark_all_reduce.py`.
 
-They also share what the values of all of them sum to, which is computed before the fork.
+Without MPI they are forks of one process (see `_forks.py`), which computes before the fork what the
+values of all of them sum to. With it each is a rank that `mpiexec` has started, and does so itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from _all_reduce_values import ITEM_BYTES, Truth, Values, values_of
+from _all_reduce_ways import RAW, Way, ways_of
 from _forks import read_addresses, run_forks
 from _start_line import StartLine
 from absl import app, flags
@@ -23,6 +27,7 @@ import tf_largebatch as tlb
 
 _RESULT_DIR = flags.DEFINE_string("result_dir", None, "See above.", required=True)
 _ALGORITHMS = flags.DEFINE_list("algorithms", None, "Names for AllReduceOptions.", required=True)
+_TRANSPORTS = flags.DEFINE_list("transports", None, "Of the algorithms.", required=True)
 _SIZES = flags.DEFINE_list("sizes_bytes", None, "Multiples of 4 * buckets.", required=True)
 _BUCKETS = flags.DEFINE_integer("buckets", 1, "Tensors that a size is cut into.")
 _IN_FLIGHT = flags.DEFINE_integer("max_buckets_in_flight", None, "As of AllReduceOptions.")
@@ -33,38 +38,67 @@ _MAX_SECONDS = flags.DEFINE_float("max_seconds", 0.0, "For timed calls; 0 is wit
 _TIMEOUT = flags.DEFINE_float("timeout_seconds", None, "For each wait.", required=True)
 
 
-def make_all_reduce(strategy: Any, algorithm: str, *, bucket_bytes: int) -> Callable[..., Any]:
-    """The traced function from tensors to their sums over the workers."""
-    in_flight = {} if _IN_FLIGHT.value is None else {"max_buckets_in_flight": _IN_FLIGHT.value}
-    options = tlb.AllReduceOptions(
-        algorithm=algorithm,
-        bucket_bytes=bucket_bytes,
-        wire_dtype=wire_dtype_of(algorithm),
-        **in_flight,
-    )
+class StrategySum:
+    """Sums by the strategy, in a traced function.
 
-    def sum_over_workers(*tensors: tf.Tensor) -> Any:
-        return tf.distribute.get_replica_context().all_reduce("SUM", tensors, options=options)
+    Args:
+        strategy: of the workers.
+        way: by what, and how.
+        length: elements of what is summed.
+    """
 
-    return tf.function(lambda *tensors: strategy.run(sum_over_workers, args=tensors))
+    def __init__(self, strategy: Any, way: Way, length: int) -> None:
+        self.wire_dtype = (_WIRE_DTYPE.value or None) if way.has_wire_dtype else None
+        in_flight = {} if _IN_FLIGHT.value is None else {"max_buckets_in_flight": _IN_FLIGHT.value}
+        options = tlb.AllReduceOptions(
+            algorithm=way.algorithm,
+            transport=way.transport,
+            bucket_bytes=length * ITEM_BYTES // _BUCKETS.value,
+            wire_dtype=self.wire_dtype,
+            **in_flight,
+        )
+
+        def sum_over_workers(*tensors: tf.Tensor) -> Any:
+            return tf.distribute.get_replica_context().all_reduce("SUM", tensors, options=options)
+
+        self._sum = tf.function(lambda *tensors: strategy.run(sum_over_workers, args=tensors))
+
+    def place(self, values: Values) -> list[tf.Tensor]:
+        """`values` as they are handed over."""
+        return [tf.constant(part) for part in np.split(values, _BUCKETS.value)]
+
+    def __call__(self, placed: list[tf.Tensor]) -> Sequence[tf.Tensor]:
+        return self._sum(*placed)
 
 
-def wire_dtype_of(algorithm: str) -> str | None:
-    return None if algorithm == "tensorflow" else _WIRE_DTYPE.value or None
+class RawSum:
+    """Sums by mpi4py, in one piece, into memory of its own; otherwise as `StrategySum`.
+
+    Args:
+        comm: a communicator that nobody else uses.
+        length: elements of what is summed.
+    """
+
+    wire_dtype = None
+
+    def __init__(self, comm: Any, length: int) -> None:
+        self._comm = comm
+        self._sums = np.empty(length, np.float32)
+
+    def place(self, values: Values) -> Values:
+        return values
+
+    def __call__(self, placed: Values) -> Sequence[Values]:
+        self._comm.Allreduce(placed, self._sums)
+        return [self._sums]
 
 
 class Row:
-    """One algorithm at one size, on this worker."""
+    """One way to sum at one size, on this worker."""
 
-    def __init__(self, strategy: Any, algorithm: str, truth: Truth, rank: int) -> None:
-        self._algorithm, self._truth = algorithm, truth
-        self._all_reduce = make_all_reduce(
-            strategy, algorithm, bucket_bytes=truth.length * ITEM_BYTES // _BUCKETS.value
-        )
-        values = values_of(rank, truth.length, truth.workers)
-        self._whole, self._normal = (
-            [tf.constant(part) for part in np.split(kind, _BUCKETS.value)] for kind in values
-        )
+    def __init__(self, way: Way, summing: StrategySum | RawSum, truth: Truth, rank: int) -> None:
+        self._way, self._sum, self._truth = way, summing, truth
+        self._whole, self._normal = map(summing.place, values_of(rank, truth.length, truth.workers))
         self._result = np.empty(0, np.float32)
         self._problems: list[str] = []
         self._spans: list[tuple[float, float]] = []  # of each timed call; one clock for all workers
@@ -72,22 +106,21 @@ class Row:
 
     def verify(self) -> None:
         """Compares sums with the truth; what is timed afterwards must stay equal to the bit."""
-        if not np.array_equal(_joined(self._all_reduce(*self._whole)), self._truth.whole_sum):
+        if not np.array_equal(_joined(self._sum(self._whole)), self._truth.whole_sum):
             self._problems.append("sums of whole numbers are not exact")
-        self._result = _joined(self._all_reduce(*self._normal))
-        excess = np.abs(self._result - self._truth.normal_sum) - self._truth.tolerance(
-            wire_dtype_of(self._algorithm)
-        )
+        self._result = _joined(self._sum(self._normal))
+        error = np.abs(self._result - self._truth.normal_sum)
+        excess = error - self._truth.tolerance(self._sum.wire_dtype)
         if not np.all(excess <= 0.0):
             self._problems.append(f"sums are {np.max(excess):.1e} beyond what rounding allows")
 
     def warm_up(self) -> None:
         for _ in range(_WARMUP.value):
-            self._all_reduce(*self._normal)
+            self._sum(self._normal)
 
     def time(self) -> None:
         cpu_start, start = time.process_time(), time.monotonic()
-        outputs = self._all_reduce(*self._normal)
+        outputs = self._sum(self._normal)
         end, cpu_end = time.monotonic(), time.process_time()
         self._spans.append((start, end))
         self._cpu_seconds.append(cpu_end - cpu_start)
@@ -96,9 +129,9 @@ class Row:
 
     def report(self) -> dict[str, Any]:
         return {
-            "algorithm": self._algorithm,
+            **dataclasses.asdict(self._way),
             "size_bytes": self._truth.length * ITEM_BYTES,
-            "wire_dtype": wire_dtype_of(self._algorithm),
+            "wire_dtype": self._sum.wire_dtype,
             "sha256": hashlib.sha256(self._result.tobytes()).hexdigest(),
             "spans_seconds": self._spans,
             "cpu_seconds": self._cpu_seconds,
@@ -106,8 +139,8 @@ class Row:
         }
 
 
-def _joined(tensors: Sequence[tf.Tensor]) -> Values:
-    return np.concatenate([tensor.numpy() for tensor in tensors])
+def _joined(parts: Sequence[tf.Tensor] | Sequence[Values]) -> Values:
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
 def time_in_turn(rows: Sequence[Row], start_line: StartLine, *, deadline: float) -> None:
@@ -127,15 +160,24 @@ def time_in_turn(rows: Sequence[Row], start_line: StartLine, *, deadline: float)
             row.time()
 
 
-def measure(rank: int, truths: Sequence[Truth]) -> dict[str, Any]:
+def measure(strategy: Any, rank: int, truths: Sequence[Truth]) -> dict[str, Any]:
     """All rows of one worker."""
-    strategy = tlb.LargeBatchStrategy(
-        start_timeout_seconds=_TIMEOUT.value, timeout_seconds=_TIMEOUT.value
-    )
+    ways = ways_of(_TRANSPORTS.value, _ALGORITHMS.value)
+    comm = _own_communicator() if RAW in ways else None
     start_line = StartLine(strategy)
     rows: list[Row] = []
     for truth in truths:
-        compared = [Row(strategy, name, truth, rank) for name in _ALGORITHMS.value]
+        compared = [
+            Row(
+                way,
+                RawSum(comm, truth.length)
+                if way == RAW
+                else StrategySum(strategy, way, truth.length),
+                truth,
+                rank,
+            )
+            for way in ways
+        ]
         for row in compared:
             row.verify()
             row.warm_up()
@@ -149,11 +191,40 @@ def measure(rank: int, truths: Sequence[Truth]) -> dict[str, Any]:
     }
 
 
+def _own_communicator() -> Any:
+    from mpi4py import MPI  # which the strategy has started, with all that it needs
+
+    return MPI.COMM_WORLD.Dup()
+
+
+def make_strategy(**options: Any) -> Any:
+    return tlb.LargeBatchStrategy(
+        start_timeout_seconds=_TIMEOUT.value, timeout_seconds=_TIMEOUT.value, **options
+    )
+
+
+def measure_as_fork(rank: int, truths: Sequence[Truth]) -> dict[str, Any]:
+    return measure(make_strategy(), rank, truths)
+
+
+def measure_as_rank(folder: Path) -> None:
+    """Writes what this rank measured to `folder/rank_NN.json`."""
+    # Rows name their algorithms; but only one that leaves a choice has its costs measured at start.
+    strategy = make_strategy(transport="mpi", all_reduce="halving_doubling")
+    topology = strategy.topology
+    truths = [Truth.of(int(size), topology.num_workers) for size in _SIZES.value]
+    result = measure(strategy, topology.rank, truths)
+    (folder / f"rank_{topology.rank:02d}.json").write_text(json.dumps(result))
+
+
 def main(_: Sequence[str]) -> int:
     folder = Path(_RESULT_DIR.value)
+    if "mpi" in _TRANSPORTS.value:
+        measure_as_rank(folder)
+        return 0
     workers = len(read_addresses(folder))
     truths = [Truth.of(int(size), workers) for size in _SIZES.value]
-    return run_forks(folder, functools.partial(measure, truths=truths))
+    return run_forks(folder, functools.partial(measure_as_fork, truths=truths))
 
 
 if __name__ == "__main__":

@@ -69,10 +69,7 @@ def run_forked(
                 )
                 known = relay.addresses
             (folder / "addresses.json").write_text(json.dumps(known))
-            command = [sys.executable, str(program), f"--result_dir={folder}"]
-            command += [
-                f"--{name}={value}" for name, value in program_flags.items() if value is not None
-            ]
+            command = command_of(program, folder, program_flags)
             cluster.start(command, num_workers=1, replicas_per_worker=1, log_dir=folder)
             problem = _wait(cluster, timeout_seconds)
         facts = relay.facts if relay else None
@@ -80,6 +77,13 @@ def run_forked(
             return ForkedRun((), problem, facts)
         files = sorted(folder.glob("rank_*.json"))
         return ForkedRun(tuple(json.loads(file.read_text()) for file in files), None, facts)
+
+
+def command_of(program: Path, folder: Path, program_flags: Mapping[str, Any]) -> list[str]:
+    """The command line of a program that writes its results to `folder`; None is no flag."""
+    given = {name: value for name, value in program_flags.items() if value is not None}
+    own = [f"--{name}={value}" for name, value in {"result_dir": folder, **given}.items()]
+    return [sys.executable, str(program), *own]
 
 
 def _wait(cluster: LocalCluster, timeout_seconds: float) -> str | None:

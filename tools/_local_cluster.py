@@ -59,12 +59,17 @@ class Worker:
         return f"was killed by {name} ({-self.returncode}) after {self.seconds:.1f} s"
 
     def last_log_lines(self, count: int) -> list[str]:
-        """The end of the log; of a progress bar's line only what was last shown."""
-        with self.log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
-            text = log.read().decode(errors="replace")
-        lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
-        return [line for line in lines if line][-count:]
+        """The end of the log."""
+        return last_lines(self.log_path, count)
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The end of a log; of a progress bar's line only what was last shown."""
+    with path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
+        text = log.read().decode(errors="replace")
+    lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n"))
+    return [line for line in lines if line][-count:]
 
 
 def pick_ports(count: int) -> list[int]:
@@ -91,6 +96,28 @@ def pick_ports(count: int) -> list[int]:
     )
 
 
+def common_environment(
+    num_workers: int, *, replicas_per_worker: int, restart: int, base: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the environment that all workers share: `base`, replicas and thread limits.
+
+    Thread limits share the cores among the workers; what `base` already sets stays as it is.
+    TF_LARGEBATCH_RESTART says how often the workers were started again.
+    """
+    cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
+    threads = str(max(1, cores // num_workers))
+    environment = {
+        "TF_NUM_INTRAOP_THREADS": threads,
+        "OMP_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",  # the chief's lines are shown as they are written
+        **base,
+        RESTART_VARIABLE: str(restart),
+    }
+    if replicas_per_worker > 1:
+        environment["TF_LARGEBATCH_CPU_REPLICAS"] = str(replicas_per_worker)
+    return environment
+
+
 def worker_environment(
     addresses: Sequence[str],
     rank: int,
@@ -99,29 +126,20 @@ def worker_environment(
     restart: int,
     base: Mapping[str, str],
 ) -> dict[str, str]:
-    """Returns the environment of one worker: `base`, TF_CONFIG, replicas and thread limits.
-
-    Thread limits share the cores among the workers; what `base` already sets stays as it is.
-    TF_LARGEBATCH_RESTART says how often the workers were started again.
-    """
-    cores = len(psutil.Process().cpu_affinity()) if sys.platform == "linux" else os.cpu_count() or 1
-    threads = str(max(1, cores // len(addresses)))
-    environment = {
-        "TF_NUM_INTRAOP_THREADS": threads,
-        "OMP_NUM_THREADS": threads,
-        "PYTHONUNBUFFERED": "1",  # the chief's lines are shown as they are written
-        **base,
-        RESTART_VARIABLE: str(restart),
-        "TF_CONFIG": tlb.ClusterTopology.from_addresses(addresses).tf_config(rank),
-    }
-    if replicas_per_worker > 1:
-        environment["TF_LARGEBATCH_CPU_REPLICAS"] = str(replicas_per_worker)
-    return environment
+    """Returns the environment of one worker: what all share, and its TF_CONFIG."""
+    shared = common_environment(
+        len(addresses), replicas_per_worker=replicas_per_worker, restart=restart, base=base
+    )
+    return {**shared, "TF_CONFIG": tlb.ClusterTopology.from_addresses(addresses).tf_config(rank)}
 
 
 def log_path(log_dir: Path, rank: int, restart: int) -> Path:
     """Where a worker's output goes; each restart has a file of its own."""
-    return log_dir / f"worker_{rank:02d}{f'.restart_{restart}' if restart else ''}.log"
+    return named_log_path(log_dir, f"worker_{rank:02d}", restart)
+
+
+def named_log_path(log_dir: Path, name: str, restart: int) -> Path:
+    return log_dir / f"{name}{f'.restart_{restart}' if restart else ''}.log"
 
 
 class LocalCluster:
@@ -181,8 +199,16 @@ class LocalCluster:
         Args:
             **options: of Popen, instead of these.
         """
+        process = self._start_process(command, environment, log_path, **options)
+        self.workers.append(Worker(len(self.workers), address, log_path, process))
+        return self.workers[-1]
+
+    @staticmethod
+    def _start_process(
+        command: Sequence[str], environment: Mapping[str, str], log_path: Path, **options: Any
+    ) -> subprocess.Popen[bytes]:
         with log_path.open("wb") as log:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 env=environment,
                 stdout=log,
@@ -194,8 +220,6 @@ class LocalCluster:
                     **options,
                 },
             )
-        self.workers.append(Worker(len(self.workers), address, log_path, process))
-        return self.workers[-1]
 
     @property
     def elapsed(self) -> float:
@@ -222,9 +246,12 @@ class LocalCluster:
         """SIGTERM to every process of every worker that still runs."""
         for worker in self.poll():
             worker.stopped_by_launcher = True
-        for process in self._descendants():
+        for process in self._processes_to_terminate():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
+
+    def _processes_to_terminate(self) -> list[psutil.Process]:
+        return self._descendants()
 
     def kill(self) -> None:
         """SIGKILL to all that is left, also to what exited workers left behind; waits for it."""

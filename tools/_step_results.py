@@ -13,21 +13,33 @@ from rich import box
 from rich.table import Table
 
 TOLERANCE = 1e-5  # between weights that saw the same rows
+TRANSPORT_TOLERANCE = 1e-6  # if, besides, all but what carried the gradients was the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What is compared: a variant, and what carries its gradients between workers."""
+
+    variant: str
+    transport: str = "tensorflow"
+
+    def __str__(self) -> str:
+        return self.variant if self.transport == "tensorflow" else f"{self.variant} by mpi"
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One variant, trained once by a set of workers.
+    """One entry, trained once by a set of workers.
 
     Args:
-        variant: its name.
+        entry: which.
         workers: how many.
-        repeat: its number among the runs of this variant and number of workers, from 0.
+        repeat: its number among the runs of this entry and number of workers, from 0.
         results: what each worker wrote, in rank order; empty if the run failed.
         problems: what went wrong, or is not as it should be.
     """
 
-    variant: str
+    entry: Entry
     workers: int
     repeat: int
     results: tuple[dict[str, Any], ...]
@@ -65,26 +77,56 @@ def check_results(
             problems.append(f"worker {rank}: the loss does not fall: {losses}")
         if not np.array_equal(weights[rank], weights[0]):
             problems.append(f"worker {rank} has other weights than worker 0")
-    difference = float(np.max(np.abs(weights[0] - np.asarray(reference_weights))))
-    if not difference <= TOLERANCE:
-        problems.append(
-            f"weights differ by {difference:.1e} from the first run's over the same rows; "
-            f"{TOLERANCE:g} is allowed"
-        )
+    problems += compare_weights(
+        weights[0], reference_weights, of="the first run's over the same rows", allowed=TOLERANCE
+    )
     return problems
 
 
+def compare_weights(
+    weights: Sequence[float], others: Sequence[float], *, of: str, allowed: float
+) -> list[str]:
+    """Says that weights differ by more than `allowed` from `others`, which are `of`, if they do."""
+    difference = float(np.max(np.abs(np.asarray(weights) - np.asarray(others))))
+    if difference <= allowed:
+        return []
+    return [f"weights differ by {difference:.1e} from {of}; {allowed:g} is allowed"]
+
+
+def check_transport(run: Run, runs: Sequence[Run]) -> list[str]:
+    """What is wrong with a run's weights beside those that another transport led to.
+
+    Args:
+        run: that is checked, with results.
+        runs: those before it.
+    """
+    for other in runs:
+        differs_by_transport = (
+            other.entry.variant == run.entry.variant
+            and other.entry.transport != run.entry.transport
+            and other.workers == run.workers
+        )
+        if differs_by_transport and other.results:
+            return compare_weights(
+                run.results[0]["weights"],
+                other.results[0]["weights"],
+                of=f"those by transport {other.entry.transport}",
+                allowed=TRANSPORT_TOLERANCE,
+            )
+    return []
+
+
 def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row a variant and number of workers, in the order of first appearance."""
+    """One row an entry and number of workers, in the order of first appearance."""
     rows = []
-    for variant, workers in dict.fromkeys((run.variant, run.workers) for run in runs):
-        own = [run for run in runs if (run.variant, run.workers) == (variant, workers)]
+    for entry, workers in dict.fromkeys((run.entry, run.workers) for run in runs):
+        own = [run for run in runs if (run.entry, run.workers) == (entry, workers)]
         values = [value for run in own for value in run.step_ms]
         cpu = [value for run in own for value in run.cpu_ms]
         problems = [f"repeat {run.repeat}: {text}" for run in own for text in run.problems]
         rows.append(
             {
-                "variant": variant,
+                **dataclasses.asdict(entry),
                 "workers": workers,
                 "step_ms_p50": statistics.median(values) if values else None,
                 "step_ms_min": min(values, default=None),
@@ -99,14 +141,18 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def compare(rows: Sequence[dict[str, Any]], *, reference: str) -> list[dict[str, Any]]:
-    """Ratios of the step times of all variants to those of `reference`, at equal workers.
+def entry_of(row: dict[str, Any]) -> Entry:
+    return Entry(row["variant"], row["transport"])
+
+
+def compare(rows: Sequence[dict[str, Any]], *, reference: Entry) -> list[dict[str, Any]]:
+    """Ratios of the step times of all entries to those of `reference`, at equal workers.
 
     `ratio` is that of the medians over all epochs of all repeats. `lowest` and `highest` are over
     repeats, each of which compares two runs that followed one another.
     """
     ratios = []
-    by_workers = {row["workers"]: row for row in rows if row["variant"] == reference}
+    by_workers = {row["workers"]: row for row in rows if entry_of(row) == reference}
     for row in rows:
         base = by_workers[row["workers"]]
         pairs = [
@@ -118,8 +164,9 @@ def compare(rows: Sequence[dict[str, Any]], *, reference: str) -> list[dict[str,
             ratios.append(
                 {
                     "workers": row["workers"],
-                    "variant": row["variant"],
-                    "reference": reference,
+                    **dataclasses.asdict(entry_of(row)),
+                    "reference": reference.variant,
+                    "reference_transport": reference.transport,
                     "ratio": row["step_ms_p50"] / base["step_ms_p50"],
                     "lowest": min(pairs),
                     "highest": max(pairs),
@@ -130,7 +177,7 @@ def compare(rows: Sequence[dict[str, Any]], *, reference: str) -> list[dict[str,
 
 
 def figures_table(
-    rows: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]], *, reference: str
+    rows: Sequence[dict[str, Any]], ratios: Sequence[dict[str, Any]], *, reference: Entry
 ) -> Table:
     """The figures for people."""
     table = Table(title=f"Milliseconds a step; ratio to {reference}", box=box.SIMPLE_HEAD)
@@ -138,7 +185,7 @@ def figures_table(
         justify = "left" if heading == "variant" else "right"
         table.add_column(heading, justify=justify, no_wrap=True)
     texts = {
-        (ratio["workers"], ratio["variant"]): "{ratio:.2f} ({lowest:.2f}-{highest:.2f})".format(
+        (ratio["workers"], entry_of(ratio)): "{ratio:.2f} ({lowest:.2f}-{highest:.2f})".format(
             **ratio
         )
         for ratio in ratios
@@ -147,9 +194,9 @@ def figures_table(
         times = [row[name] for name in ("step_ms_p50", "step_ms_min", "step_ms_max", "cpu_ms_p50")]
         table.add_row(
             str(row["workers"]),
-            row["variant"],
+            str(entry_of(row)),
             *("-" if value is None else f"{value:.2f}" for value in times),
-            texts.get((row["workers"], row["variant"]), ""),
+            texts.get((row["workers"], entry_of(row)), ""),
             "yes" if row["verified"] else "NO",
         )
     return table

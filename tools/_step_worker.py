@@ -7,6 +7,8 @@ has them; they differ in the strategy, and in how the rows reach it:
     stock_per_worker_data   the same strategy, a data set made on each worker of its own rows
     ours_plain_data         LargeBatchStrategy, the same plain data set
     ours                    LargeBatchStrategy, the data set of GlobalShuffleSharder
+
+Our strategy has a transport besides; mpi is for processes that `mpiexec` has started.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import tf_largebatch as tlb
 _STOCK = ("stock", "stock_per_worker_data")
 _OURS = ("ours_plain_data", "ours")
 _VARIANT = flags.DEFINE_enum("variant", None, [*_STOCK, *_OURS], "What to time.", required=True)
+_TRANSPORT = flags.DEFINE_string("transport", "tensorflow", "As of LargeBatchStrategy.")
 _STEPS = flags.DEFINE_integer("steps", None, "Steps of an epoch.", required=True)
 _EPOCHS = flags.DEFINE_integer("epochs", None, "Timed epochs, after one of warmup.", required=True)
 _GLOBAL_BATCH = flags.DEFINE_integer("global_batch_size", None, "Rows of a step.", required=True)
@@ -65,7 +68,9 @@ class StepTimer(keras.callbacks.Callback):
 
 
 def make_strategy(variant: str) -> tf.distribute.Strategy:
-    return MendedStrategy() if variant in _STOCK else tlb.LargeBatchStrategy()
+    if variant in _STOCK:
+        return MendedStrategy()
+    return tlb.LargeBatchStrategy(transport=_TRANSPORT.value)
 
 
 def make_rows(count: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32]]:
@@ -119,9 +124,8 @@ def epoch_datasets(variant: str, strategy: tf.distribute.Strategy) -> Callable[[
     return lambda epoch: batches(epoch, 0, 1).prefetch(tf.data.AUTOTUNE)
 
 
-def train(variant: str) -> dict[str, Any]:
+def train(variant: str, strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """Trains one epoch of warmup (with the tracing) and the timed ones; returns what was seen."""
-    strategy = make_strategy(variant)
     dataset_of = epoch_datasets(variant, strategy)
     with strategy.scope():
         model = build_model()
@@ -147,9 +151,11 @@ def train(variant: str) -> dict[str, Any]:
 
 
 def main(_: Sequence[str]) -> None:
-    rank = tlb.ClusterTopology.from_environment().rank
-    result = train(_VARIANT.value)
-    (Path(_RESULT_DIR.value) / f"worker_{rank:02d}.json").write_text(json.dumps(result))
+    strategy = make_strategy(_VARIANT.value)
+    ours = isinstance(strategy, tlb.LargeBatchStrategy)  # which alone knows MPI's ranks
+    topology = strategy.topology if ours else tlb.ClusterTopology.from_environment()
+    result = train(_VARIANT.value, strategy)
+    (Path(_RESULT_DIR.value) / f"worker_{topology.rank:02d}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

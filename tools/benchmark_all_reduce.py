@@ -13,14 +13,23 @@ near to the sum in float64 as rounding allows, and equal to the bit on all worke
 Calls of the algorithms alternate; before each, workers agree on when to start. The time of a call
 is that of the slowest worker.
 
-JSON: {"results": [{"algorithm", "workers", "size_bytes", "time_p50_ms", "time_min_ms",
-"time_max_ms", "time_all_ms", "start_spread_p50_ms", "cpu_p50_ms", "algbw_mb_per_second",
-"busbw_mb_per_second", "wire_dtype", "ratio", "predicted_ms", "verified", "problems"}], "runs":
-[{"workers", "link", "relay", "all_reduce_report"}], "settings", "machine"}. `algbw` is size / time,
-`busbw` that times 2(p - 1)/p for p workers, as in nccl-tests (in 10^6 bytes); `ratio` is to the
-first algorithm; `cpu_p50_ms` is the processor time of all workers; `start_spread_p50_ms` from the
-first worker's start to the last one's. `predicted_ms` is what steps and bytes of an algorithm cost
-by `link`, which is fitted to the rows of ring and halving_doubling; with one bucket only.
+    python tools/benchmark_all_reduce.py --workers=2 --transports=tensorflow,mpi
+
+starts the workers by mpiexec, and runs the algorithms by each transport in the same processes; then
+there is a last row of each size, transport "mpi4py": a bare `comm.Allreduce` of mpi4py on NumPy
+arrays, without TensorFlow, which is the limit of what goes by MPI. "auto" by MPI is MPI's own
+algorithm; "tensorflow" is none of MPI's. By TensorFlow, beside MPI, there is no "auto", and the
+form of "halving_doubling" comes from typical costs: nothing is measured of it at start.
+
+JSON: {"results": [{"transport", "algorithm", "workers", "size_bytes", "time_p50_ms",
+"time_min_ms", "time_max_ms", "time_all_ms", "start_spread_p50_ms", "cpu_p50_ms",
+"algbw_mb_per_second", "busbw_mb_per_second", "wire_dtype", "ratio", "predicted_ms", "verified",
+"problems"}], "runs": [{"workers", "link", "relay", "all_reduce_report"}], "settings", "machine"}.
+`algbw` is size / time, `busbw` that times 2(p - 1)/p for p workers, as in nccl-tests (in 10^6
+bytes); `ratio` is to the first row of the size; `cpu_p50_ms` is the processor time of all workers;
+`start_spread_p50_ms` from the first worker's start to the last one's. `predicted_ms` is what steps
+and bytes of an algorithm cost by `link`, which is fitted to the rows of ring and halving_doubling;
+with one bucket only. With mpi, rows have `to_raw`, the ratio to mpi4py's own, and runs `mpi_link`.
 
 Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong command line.
 """
@@ -35,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from _all_reduce_results import (
+    Link,
     Run,
     add_predictions,
     figures_table,
@@ -44,6 +54,7 @@ from _all_reduce_results import (
     rows_of,
 )
 from _all_reduce_values import ITEM_BYTES
+from _all_reduce_ways import ALGORITHMS, TRANSPORTS, Way, ways_of
 from _command_line import (
     define_bandwidth,
     define_delay,
@@ -54,14 +65,19 @@ from _command_line import (
 )
 from _forked_run import run_forked
 from _machine import machine_facts
+from _mpi_run import missing_for_mpi, run_ranks
 from absl import app, flags
 from rich.console import Console
 
-_ALGORITHM_NAMES = ("tensorflow", "ring", "halving_doubling", "auto")
 _WORKERS = flags.DEFINE_list("workers", ["8"], "Numbers of worker processes, from 2.")
 _SIZES = flags.DEFINE_list("sizes", ["1KiB", "256KiB", "4MiB"], "Bytes; B, KiB, MiB or GiB.")
 _ALGORITHMS = flags.DEFINE_list(
-    "algorithms", list(_ALGORITHM_NAMES), f"One or more of {', '.join(_ALGORITHM_NAMES)}."
+    "algorithms", list(ALGORITHMS), f"One or more of {', '.join(ALGORITHMS)}."
+)
+_TRANSPORTS = flags.DEFINE_list(
+    "transports",
+    ["tensorflow"],
+    f"One or more of {', '.join(TRANSPORTS)}. With mpi, workers are started by mpiexec.",
 )
 _DELAY = define_delay(0.0)
 _BANDWIDTH = define_bandwidth()
@@ -109,12 +125,13 @@ class Request:
 
     workers: list[int]
     sizes_bytes: list[int]
-    algorithms: list[str]
+    ways: list[Way]
 
 
 def _run(workers: int, request: Request) -> Run:
     worker_flags = {
-        "algorithms": ",".join(request.algorithms),
+        "transports": ",".join(_TRANSPORTS.value),
+        "algorithms": ",".join(dict.fromkeys(_ALGORITHMS.value)),
         "sizes_bytes": ",".join(map(str, request.sizes_bytes)),
         "buckets": _BUCKETS.value,
         "max_buckets_in_flight": _IN_FLIGHT.value,
@@ -124,14 +141,17 @@ def _run(workers: int, request: Request) -> Run:
         "max_seconds": _MAX_SECONDS.value,
         "timeout_seconds": _TIMEOUT.value / 3,  # so that workers can still say who is late
     }
-    run = run_forked(
-        _WORKER,
-        worker_flags,
-        workers=workers,
-        timeout_seconds=_TIMEOUT.value,
-        one_way_delay_ms=_DELAY.value,
-        bandwidth_mbit=_BANDWIDTH.value,
-    )
+    limits = {"workers": workers, "timeout_seconds": _TIMEOUT.value}
+    if "mpi" in _TRANSPORTS.value:
+        run = run_ranks(_WORKER, worker_flags, **limits)
+    else:
+        run = run_forked(
+            _WORKER,
+            worker_flags,
+            **limits,
+            one_way_delay_ms=_DELAY.value,
+            bandwidth_mbit=_BANDWIDTH.value,
+        )
     return Run(workers, run.results, run.problem, run.relay)
 
 
@@ -145,39 +165,86 @@ def _checked_flags() -> Request:
     granule_bytes = ITEM_BYTES * _BUCKETS.value
     if not all(text.isdecimal() and int(text) >= 2 for text in _WORKERS.value):
         complaint = f"--workers must be whole numbers of at least 2, not {_WORKERS.value}."
-    elif not _ALGORITHMS.value or not set(_ALGORITHMS.value) <= set(_ALGORITHM_NAMES):
-        complaint = f"--algorithms must be one or more of {', '.join(_ALGORITHM_NAMES)}."
+    elif not _ALGORITHMS.value or not set(_ALGORITHMS.value) <= set(ALGORITHMS):
+        complaint = f"--algorithms must be one or more of {', '.join(ALGORITHMS)}."
     elif uneven := [size for size in sizes_bytes if size % granule_bytes]:
         nearest = max(1, round(uneven[0] / granule_bytes)) * granule_bytes
         complaint = (
             f"--sizes must be multiples of {granule_bytes} B, as each is cut into --buckets="
             f"{_BUCKETS.value} tensors of float32, but one is {uneven[0]} B; nearest: {nearest} B."
         )
-    if complaint is not None or not sizes_bytes or not _WORKERS.value:
-        exit_for_usage(complaint or "--sizes and --workers must not be empty.")
+    if complaint is None and (not sizes_bytes or not _WORKERS.value):
+        complaint = "--sizes and --workers must not be empty."
+    if (complaint := complaint or _wrong_transports()) is not None:
+        exit_for_usage(complaint)
     workers = [int(text) for text in dict.fromkeys(_WORKERS.value)]
-    return Request(workers, sizes_bytes, list(dict.fromkeys(_ALGORITHMS.value)))
+    return Request(workers, sizes_bytes, _ways())
+
+
+def _ways() -> list[Way]:
+    return ways_of(list(dict.fromkeys(_TRANSPORTS.value)), list(dict.fromkeys(_ALGORITHMS.value)))
+
+
+def _wrong_transports() -> str | None:
+    if not _TRANSPORTS.value or not set(_TRANSPORTS.value) <= set(TRANSPORTS):
+        return f"--transports must be one or more of {', '.join(TRANSPORTS)}."
+    if "mpi" not in _TRANSPORTS.value:
+        return None
+    if _DELAY.value or _BANDWIDTH.value:
+        return (
+            "--one_way_delay_ms and --bandwidth_mbit are for --transports=tensorflow alone: MPI "
+            "does not go through the relay that slows the others down."
+        )
+    for transport in _TRANSPORTS.value:
+        if transport not in {way.transport for way in _ways()}:
+            return (
+                f"--algorithms={','.join(_ALGORITHMS.value)} leave nothing to --transports="
+                f"{transport}: by mpi there is no tensorflow, and beside mpi tensorflow has no "
+                "auto. Both have ring and halving_doubling."
+            )
+    return missing_for_mpi()
 
 
 def _settings() -> dict[str, Any]:
-    own = (_DELAY, _BANDWIDTH, _WIRE_DTYPE, _BUCKETS, _IN_FLIGHT, _REPEATS, _WARMUP, _MAX_SECONDS)
+    own = (
+        _TRANSPORTS,
+        _DELAY,
+        _BANDWIDTH,
+        _WIRE_DTYPE,
+        _BUCKETS,
+        _IN_FLIGHT,
+        _REPEATS,
+        _WARMUP,
+        _MAX_SECONDS,
+    )
     threads = {name: os.environ[name] for name in _THREADS}
     return {flag.name: flag.value for flag in own} | {"environment": threads}
 
 
 def _rows_and_facts(run: Run, request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    rows = rows_of(run, algorithms=request.algorithms, sizes_bytes=request.sizes_bytes)
-    link = None
-    if _BUCKETS.value == 1:
-        link = fit_link(rows, one_way_delay_seconds=_DELAY.value / 1e3)
-    add_predictions(rows, link=link)
+    rows = rows_of(run, ways=request.ways, sizes_bytes=request.sizes_bytes)
+    links = {}
+    for transport in dict.fromkeys(row["transport"] for row in rows):
+        own = [row for row in rows if row["transport"] == transport]
+        links[transport] = _link(own)
+        add_predictions(own, link=links[transport])
     facts = {
         "workers": run.workers,
-        "link": dataclasses.asdict(link) if link else None,
+        "link": _as_dict(links.get("tensorflow")),
         "relay": run.relay,
         "all_reduce_report": run.results[0]["all_reduce_report"] if run.results else None,
     }
-    return rows, facts
+    return rows, facts | ({"mpi_link": _as_dict(links["mpi"])} if "mpi" in links else {})
+
+
+def _link(rows: Sequence[dict[str, Any]]) -> Link | None:
+    if _BUCKETS.value > 1:
+        return None
+    return fit_link(rows, one_way_delay_seconds=_DELAY.value / 1e3)
+
+
+def _as_dict(link: Link | None) -> dict[str, float] | None:
+    return None if link is None else dataclasses.asdict(link)
 
 
 def _print_problems(run: Run, rows: Sequence[dict[str, Any]], console: Console) -> None:
@@ -186,7 +253,7 @@ def _print_problems(run: Run, rows: Sequence[dict[str, Any]], console: Console) 
         return
     for row in rows:
         for problem in row["problems"]:
-            name = f"{row['algorithm']}, {format_size(row['size_bytes'])}"
+            name = f"{row['transport']} {row['algorithm']}, {format_size(row['size_bytes'])}"
             console.print(f"  NOT VERIFIED: {name}: {problem}")
 
 
@@ -205,7 +272,7 @@ def main(_: Sequence[str]) -> int:
         rows += own_rows
         runs.append(facts)
     report = {"results": rows, "runs": runs, "settings": _settings(), "machine": machine}
-    table = figures_table(rows, reference=request.algorithms[0])
+    table = figures_table(rows, reference=request.ways[0])
     return hand_over(table, report, output=_OUTPUT.value)
 
 

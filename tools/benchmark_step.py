@@ -17,38 +17,64 @@ Variants (see `_step_worker.py`; times are compared with the first one's):
     ours_plain_data         LargeBatchStrategy with the plain data set
     ours                    LargeBatchStrategy with GlobalShuffleSharder
 
+    python tools/benchmark_step.py --workers=2,4 --variants=ours --transports=tensorflow,mpi
+
+runs our variants with each of these transports: one more row each. Workers with transport mpi are
+started by mpiexec. The stock variants have no transport but TensorFlow's.
+
 All variants train on the same rows in the same order. A run is verified when its loss falls, all
 its workers hold the same weights, and these are within 1e-5 of the first run's, whatever its
-variant and number of workers.
+variant and number of workers; and within 1e-6 of those of the same variant and number of workers
+with another transport.
 
-JSON: {"results": [{"variant", "workers", "step_ms_p50", "step_ms_min", "step_ms_max",
+JSON: {"results": [{"variant", "transport", "workers", "step_ms_p50", "step_ms_min", "step_ms_max",
 "step_ms_all", "step_ms_by_repeat", "cpu_ms_p50", "verified", "problems"}], "ratios": [{"workers",
-"variant", "reference", "ratio", "lowest", "highest", "verified"}], "settings", "machine"}. A ratio
-is that of the medians; lowest and highest are those of single repeats.
+"variant", "transport", "reference", "reference_transport", "ratio", "lowest", "highest",
+"verified"}], "settings", "machine"}. A ratio is that of the medians; lowest and highest are those
+of single repeats.
 
 Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong command line.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from _command_line import exit_for_usage, hand_over, parse_flags, prepare_environment
 from _local_cluster import LocalCluster
 from _machine import machine_facts
-from _step_results import Run, check_results, compare, figures_table, summarise
+from _mpi_cluster import MpiLocalCluster
+from _mpi_run import missing_for_mpi
+from _mpiexec import find_mpiexec
+from _step_results import (
+    Entry,
+    Run,
+    check_results,
+    check_transport,
+    compare,
+    figures_table,
+    summarise,
+)
+from _worker_wait import wait_for_workers
 from absl import app, flags
 from rich.console import Console
 
-_VARIANT_NAMES = ("stock", "stock_per_worker_data", "ours_plain_data", "ours")
+_STOCK = ("stock", "stock_per_worker_data")
+_VARIANT_NAMES = (*_STOCK, "ours_plain_data", "ours")
+_TRANSPORT_NAMES = ("tensorflow", "mpi")
 _WORKERS = flags.DEFINE_list("workers", ["1", "2", "4"], "Numbers of worker processes.")
 _VARIANTS = flags.DEFINE_list(
-    "variants", ["stock", "ours"], f"Two or more of {', '.join(_VARIANT_NAMES)}."
+    "variants",
+    ["stock", "ours"],
+    f"Of {', '.join(_VARIANT_NAMES)}; with one transport, two or more.",
+)
+_TRANSPORTS = flags.DEFINE_list(
+    "transports", ["tensorflow"], f"Of our variants; of {', '.join(_TRANSPORT_NAMES)}."
 )
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Runs of each row.", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 50, "Steps of an epoch.", lower_bound=2)
@@ -63,82 +89,72 @@ _OUTPUT = flags.DEFINE_string("output", None, "File for the JSON.")
 
 _WORKER = Path(__file__).with_name("_step_worker.py")
 _WARMUP_EPOCHS = 1
-_POLL_SECONDS = 0.1
-_GRACE_SECONDS = 10.0
-_LOG_LINES = 10
 
 
-def _wait(cluster: LocalCluster) -> str | None:
-    """Waits for all workers to exit; returns what went wrong, with the end of a log."""
-    failed_at = None
-    while cluster.poll():
-        if cluster.elapsed >= _TIMEOUT.value:
-            return f"not finished after {_TIMEOUT.value:g} s"
-        if failed_at is None and any(worker.failed for worker in cluster.exited):
-            failed_at = cluster.elapsed
-        if failed_at is not None and cluster.elapsed >= failed_at + _GRACE_SECONDS:
-            break
-        time.sleep(_POLL_SECONDS)
-    for worker in cluster.exited:
-        if worker.failed:
-            lines = "\n".join(worker.last_log_lines(_LOG_LINES))
-            return f"worker {worker.rank} {worker.describe_exit()}:\n{lines}"
-    return None
+def _run(entry: Entry, workers: int, repeat: int, runs: Sequence[Run]) -> Run:
+    """Starts the workers of one run, waits for them, and checks what they hand back.
 
-
-def _run(variant: str, workers: int, repeat: int, reference_weights: Sequence[float] | None) -> Run:
-    """Starts the workers of one run, waits for them, and checks what they hand back."""
+    Args:
+        entry: what is run.
+        workers: how many.
+        repeat: its number.
+        runs: those before it, with which it is compared.
+    """
     with tempfile.TemporaryDirectory(prefix="benchmark_step_") as folder:
         command = [
             sys.executable,
             str(_WORKER),
-            f"--variant={variant}",
+            f"--variant={entry.variant}",
+            f"--transport={entry.transport}",
             f"--steps={_STEPS.value}",
             f"--epochs={_EPOCHS.value}",
             f"--global_batch_size={_GLOBAL_BATCH.value}",
             f"--result_dir={folder}",
         ]
-        with LocalCluster() as cluster:
+        with _cluster(entry.transport) as cluster:
             cluster.start(command, num_workers=workers, replicas_per_worker=1, log_dir=Path(folder))
-            problem = _wait(cluster)
+            problem = wait_for_workers(cluster, timeout_seconds=_TIMEOUT.value)
         if problem is not None:
-            return Run(variant, workers, repeat, (), (problem,))
+            return Run(entry, workers, repeat, (), (problem,))
         files = sorted(Path(folder).glob("worker_*.json"))
         results = tuple(json.loads(file.read_text()) for file in files)
+    first = next((run.results for run in runs if run.results), results)
+    run = Run(entry, workers, repeat, results, ())
     problems = check_results(
         results,
         steps=_STEPS.value * (_WARMUP_EPOCHS + _EPOCHS.value),
-        reference_weights=reference_weights or results[0]["weights"],
+        reference_weights=first[0]["weights"],
     )
-    return Run(variant, workers, repeat, results, tuple(problems))
+    return dataclasses.replace(run, problems=(*problems, *check_transport(run, runs)))
 
 
-def _run_all(workers: Sequence[int], variants: Sequence[str], console: Console) -> list[Run]:
-    """All runs, variants innermost, so that those which are compared follow one another."""
+def _cluster(transport: str) -> LocalCluster:
+    return MpiLocalCluster(find_mpiexec()) if transport == "mpi" else LocalCluster()
+
+
+def _run_all(workers: Sequence[int], entries: Sequence[Entry], console: Console) -> list[Run]:
+    """All runs, entries innermost, so that those which are compared follow one another."""
     plan = [
-        (repeat, count, variant)
+        (repeat, count, entry)
         for repeat in range(_REPEATS.value)
         for count in workers
-        for variant in variants
+        for entry in entries
     ]
     runs: list[Run] = []
-    reference_weights = None
-    for number, (repeat, count, variant) in enumerate(plan, start=1):
-        run = _run(variant, count, repeat, reference_weights)
+    for number, (repeat, count, entry) in enumerate(plan, start=1):
+        run = _run(entry, count, repeat, runs)
         runs.append(run)
-        if run.results and reference_weights is None:
-            reference_weights = run.results[0]["weights"]
         times = " ".join(f"{value:.2f}" for value in run.step_ms) or "no"
         console.print(
-            f"[{number}/{len(plan)}] repeat {repeat}, {count} workers, {variant}: {times} ms a step"
+            f"[{number}/{len(plan)}] repeat {repeat}, {count} workers, {entry}: {times} ms a step"
         )
         for problem in run.problems:
             console.print(f"  NOT VERIFIED: {problem}")
     return runs
 
 
-def _checked_flags() -> tuple[list[int], list[str]]:
-    """Returns the numbers of workers and the variants, or exits with what is wrong with them."""
+def _checked_flags() -> tuple[list[int], list[Entry]]:
+    """Returns numbers of workers and what is compared, or exits with what is wrong with them."""
     complaint = None
     if not all(text.isdecimal() and int(text) >= 1 for text in _WORKERS.value):
         complaint = f"--workers must be whole numbers of at least 1, not {_WORKERS.value}."
@@ -147,26 +163,44 @@ def _checked_flags() -> tuple[list[int], list[str]]:
             f"--global_batch_size={_GLOBAL_BATCH.value} must be divisible by the numbers of "
             f"workers, but {', '.join(uneven)} of --workers do not divide it."
         )
-    elif not set(_VARIANTS.value) <= set(_VARIANT_NAMES) or len(set(_VARIANTS.value)) < 2:
-        complaint = f"--variants must be two or more of {', '.join(_VARIANT_NAMES)}."
+    elif not _TRANSPORTS.value or not set(_TRANSPORTS.value) <= set(_TRANSPORT_NAMES):
+        complaint = f"--transports must be one or more of {', '.join(_TRANSPORT_NAMES)}."
+    elif not set(_VARIANTS.value) <= set(_VARIANT_NAMES) or len(_entries()) < 2:
+        complaint = (
+            f"--variants must be two or more of {', '.join(_VARIANT_NAMES)}; or one of ours, if "
+            "--transports are two."
+        )
+    elif not set(_TRANSPORTS.value) <= {entry.transport for entry in _entries()}:
+        complaint = "--transports=mpi is for our variants; --variants has none of them."
+    elif "mpi" in _TRANSPORTS.value:
+        complaint = missing_for_mpi()
     if complaint is not None:
         exit_for_usage(complaint)
-    return [int(text) for text in dict.fromkeys(_WORKERS.value)], list(
-        dict.fromkeys(_VARIANTS.value)
-    )
+    return [int(text) for text in dict.fromkeys(_WORKERS.value)], _entries()
+
+
+def _entries() -> list[Entry]:
+    """Of each variant those with the transports that it has, in the order of the command line."""
+    entries = [
+        Entry(variant, "tensorflow" if variant in _STOCK else transport)
+        for variant in _VARIANTS.value
+        for transport in _TRANSPORTS.value
+    ]
+    return list(dict.fromkeys(entries))
 
 
 def main(_: Sequence[str]) -> int:
-    workers, variants = _checked_flags()
+    workers, entries = _checked_flags()
     prepare_environment()
     machine = machine_facts()
-    runs = _run_all(workers, variants, Console(stderr=True, highlight=False, markup=False))
+    runs = _run_all(workers, entries, Console(stderr=True, highlight=False, markup=False))
     rows = summarise(runs)
-    ratios = compare(rows, reference=variants[0])
+    ratios = compare(rows, reference=entries[0])
     report = {
         "results": rows,
         "ratios": ratios,
         "settings": {
+            "transports": _TRANSPORTS.value,
             "repeats": _REPEATS.value,
             "steps": _STEPS.value,
             "epochs": _EPOCHS.value,
@@ -175,7 +209,7 @@ def main(_: Sequence[str]) -> int:
         },
         "machine": machine,
     }
-    table = figures_table(rows, ratios, reference=variants[0])
+    table = figures_table(rows, ratios, reference=entries[0])
     return hand_over(table, report, output=_OUTPUT.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tool_runs import load, refusal, run_tool
 DELAY_MS = 10.0
 KIB, MIB = 2**10, 2**20
 
+Way = load("_all_reduce_ways").Way
 results = load("_all_reduce_results")
 Link = results.Link
 
@@ -36,7 +38,8 @@ def test_two_workers_behind_a_relay(tmp_path: Path) -> None:
     ]
     for row in rows:
         assert row["verified"] is True, row["problems"]
-        assert row["workers"] == 2
+        assert (row["workers"], row["transport"]) == (2, "tensorflow")
+        assert "to_raw" not in row
         low, middle, high = sorted(row["time_all_ms"])
         assert [row["time_min_ms"], row["time_p50_ms"], row["time_max_ms"]] == [low, middle, high]
         assert low >= DELAY_MS  # nothing arrives earlier
@@ -62,10 +65,71 @@ def test_two_workers_behind_a_relay(tmp_path: Path) -> None:
         ("--wire_dtype=float8", "wire_dtype"),
         ("--one_way_delay_ms=-1", "one_way_delay_ms"),
         ("--buckets=0", "buckets"),
+        ("--transports=mpi,pigeons", "--transports must be one or more of tensorflow, mpi"),
+        ("--transports=", "--transports must be one or more of tensorflow, mpi"),
     ],
 )
 def test_wrong_flags(flag: str, complaint: str, tmp_path: Path) -> None:
     assert complaint in refusal("benchmark_all_reduce", flag, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--one_way_delay_ms=5"], "MPI does not go through the relay"),
+        (["--bandwidth_mbit=100"], "MPI does not go through the relay"),
+        (["--algorithms=tensorflow"], "leave nothing to --transports=mpi"),
+        (["--algorithms=auto"], "leave nothing to --transports=tensorflow"),
+    ],
+)
+def test_what_does_not_go_with_mpi(flags: list[str], complaint: str, tmp_path: Path) -> None:
+    done = run_tool("benchmark_all_reduce", "--transports=tensorflow,mpi", *flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- Ways to sum
+
+BY_TENSORFLOW, BY_MPI, RAW = (
+    [Way("tensorflow", "ring")],
+    [Way("mpi", "ring")],
+    [Way("mpi4py", "Allreduce")],
+)
+
+
+@pytest.mark.parametrize(
+    ("transports", "algorithms", "expected"),
+    [
+        (["tensorflow"], ["ring"], BY_TENSORFLOW),
+        (["tensorflow"], ["ring", "auto"], [*BY_TENSORFLOW, Way("tensorflow", "auto")]),
+        (["mpi"], ["ring"], [*BY_MPI, *RAW]),
+        (["mpi"], ["tensorflow", "auto"], [Way("mpi", "auto"), *RAW]),
+        (["mpi", "tensorflow"], ["ring"], [*BY_MPI, *BY_TENSORFLOW, *RAW]),
+        (
+            ["tensorflow", "mpi"],
+            ["tensorflow", "ring", "auto"],
+            [Way("tensorflow", "tensorflow"), *BY_TENSORFLOW, *BY_MPI, Way("mpi", "auto"), *RAW],
+        ),
+    ],
+)
+def test_ways_of_transports(
+    transports: list[str], algorithms: list[str], expected: list[Any]
+) -> None:
+    assert sys.modules["_all_reduce_ways"].ways_of(transports, algorithms) == expected
+
+
+@pytest.mark.parametrize(
+    ("way", "has_wire_dtype"),
+    [
+        (Way("tensorflow", "tensorflow"), False),
+        (Way("tensorflow", "ring"), True),
+        (Way("mpi", "auto"), True),
+        (*RAW, False),
+    ],
+)
+def test_which_ways_have_a_dtype_of_the_wire(way: Any, has_wire_dtype: bool) -> None:
+    assert way.has_wire_dtype is has_wire_dtype
 
 
 # --- Checks and times
@@ -104,7 +168,7 @@ def test_times_are_those_of_the_slowest_worker() -> None:
     slower = worker_row(spans_seconds=[[1.001, 1.011], [2.003, 2.004]], cpu_seconds=[0.0, 0.0])
     by_rank = [worker_row(), slower, worker_row(), worker_row()]
     run = results.Run(4, tuple({"rows": [row]} for row in by_rank), None, None)
-    (row,) = results.rows_of(run, algorithms=["ring"], sizes_bytes=[4000])
+    (row,) = results.rows_of(run, ways=BY_TENSORFLOW, sizes_bytes=[4000])
     assert row["time_all_ms"] == pytest.approx([10.0, 2.0])
     assert (row["time_p50_ms"], row["time_min_ms"]) == pytest.approx((6.0, 2.0))
     assert row["time_max_ms"] == pytest.approx(10.0)
@@ -117,26 +181,46 @@ def test_times_are_those_of_the_slowest_worker() -> None:
 
 def test_a_run_that_failed_has_rows_that_say_so() -> None:
     run = results.Run(4, (), "worker 2 was killed", {"chunks": 3})
-    rows = results.rows_of(run, algorithms=["tensorflow", "ring"], sizes_bytes=[KIB])
+    ways = [Way("tensorflow", "tensorflow"), *BY_TENSORFLOW]
+    rows = results.rows_of(run, ways=ways, sizes_bytes=[KIB])
     results.add_predictions(rows, link=results.fit_link(rows, one_way_delay_seconds=0.0))
     assert [row["algorithm"] for row in rows] == ["tensorflow", "ring"]
     for row in rows:
         assert row["time_p50_ms"] is row["ratio"] is row["predicted_ms"] is None
         assert (row["verified"], row["problems"]) == (False, ["worker 2 was killed"])
     measured = results.Run(4, tuple({"rows": [worker_row()]} for _ in range(4)), None, None)
-    (good,) = results.rows_of(measured, algorithms=["ring"], sizes_bytes=[4000])
+    (good,) = results.rows_of(measured, ways=BY_TENSORFLOW, sizes_bytes=[4000])
     assert {*good, "predicted_ms"} == set(rows[0])
-    assert results.figures_table(rows, reference="tensorflow").row_count == len(rows)
+    assert results.figures_table(rows, reference=ways[0]).row_count == len(rows)
 
 
-def test_ratios_are_to_the_first_algorithm_of_the_size() -> None:
-    def row(milliseconds: float) -> dict[str, Any]:
-        return worker_row(spans_seconds=[[0.0, milliseconds / 1e3]], cpu_seconds=[0.0])
-
-    measured = {"rows": [row(10.0), row(5.0), row(40.0), row(60.0)]}
+def rows_that_took(milliseconds: list[float], *, ways: list[Any]) -> list[dict[str, Any]]:
+    measured = {
+        "rows": [
+            worker_row(spans_seconds=[[0.0, each / 1e3]], cpu_seconds=[0.0])
+            for each in milliseconds
+        ]
+    }
     run = results.Run(2, (measured, measured), None, None)
-    rows = results.rows_of(run, algorithms=["tensorflow", "ring"], sizes_bytes=[KIB, MIB])
+    return results.rows_of(run, ways=ways, sizes_bytes=[KIB, MIB])
+
+
+def test_ratios_are_to_the_first_row_of_the_size() -> None:
+    ways = [Way("tensorflow", "tensorflow"), *BY_TENSORFLOW]
+    rows = rows_that_took([10.0, 5.0, 40.0, 60.0], ways=ways)
     assert [row["ratio"] for row in rows] == pytest.approx([1.0, 0.5, 1.0, 1.5])
+    assert all("to_raw" not in row for row in rows)
+
+
+def test_with_mpi_there_are_ratios_to_the_bare_call_as_well() -> None:
+    ways = [*BY_TENSORFLOW, *BY_MPI, *RAW]
+    rows = rows_that_took([10.0, 5.0, 2.0, 40.0, 60.0, 30.0], ways=ways)
+    assert [row["ratio"] for row in rows] == pytest.approx([1.0, 0.5, 0.2, 1.0, 1.5, 0.75])
+    assert [row["to_raw"] for row in rows] == pytest.approx([5.0, 2.5, 1.0, 4 / 3, 2.0, 1.0])
+    assert [row["transport"] for row in rows[:3]] == ["tensorflow", "mpi", "mpi4py"]
+    table = results.figures_table(rows, reference=ways[0])
+    assert "ring by tensorflow" in table.title
+    assert {"transport", "to raw"} <= {column.header for column in table.columns}
 
 
 # --- Sizes
@@ -195,6 +279,7 @@ def test_a_prediction_is_that_of_the_best_form() -> None:
 
 def made_up(algorithm: str, size_bytes: int, seconds: float, **changes: Any) -> dict[str, Any]:
     return {
+        "transport": "tensorflow",
         "algorithm": algorithm,
         "workers": 8,
         "size_bytes": size_bytes,
@@ -232,6 +317,18 @@ def test_half_the_bytes_travel_in_half_precision() -> None:
     assert link.seconds_per_byte == pytest.approx(1e-8)
     results.add_predictions(rows, link=link)
     assert rows[1]["predicted_ms"] == pytest.approx(rows[1]["time_p50_ms"])
+
+
+def test_what_mpi_does_by_itself_is_not_predicted() -> None:
+    rows = [
+        made_up("ring", KIB, 1.0, transport="mpi"),
+        made_up("auto", KIB, 1.0, transport="mpi"),
+        made_up("auto", KIB, 1.0),
+    ]
+    results.add_predictions(rows, link=Link(0.005, 0.0))
+    assert rows[0]["predicted_ms"] == pytest.approx(14 * 5.0)
+    assert rows[1]["predicted_ms"] is None
+    assert rows[2]["predicted_ms"] == pytest.approx(3 * 5.0)
 
 
 def test_a_rate_is_never_negative() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tool_runs import load, refusal, run_tool
 
 results = load("_step_results")
+Entry = results.Entry
 
 
 @pytest.mark.timeout(300)
@@ -19,9 +20,9 @@ def test_two_workers_stock_and_ours(tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "step.json").read_text())
-    assert [(row["variant"], row["workers"]) for row in report["results"]] == [
-        ("stock", 2),
-        ("ours", 2),
+    assert [(row["variant"], row["transport"], row["workers"]) for row in report["results"]] == [
+        ("stock", "tensorflow", 2),
+        ("ours", "tensorflow", 2),
     ]
     for row in report["results"]:
         assert row["verified"] is True, row["problems"]
@@ -79,7 +80,7 @@ def test_weights_that_differ_from_the_first_run(difference: float, allowed: bool
 def test_rows_and_ratios_of_several_repeats() -> None:
     def run(variant: str, repeat: int, times: list[float], *problems: str) -> Any:
         ranks = (worker_result(step_ms=times), worker_result(step_ms=[99.0, 99.0]))
-        return results.Run(variant, 2, repeat, ranks if times else (), problems)
+        return results.Run(Entry(variant), 2, repeat, ranks if times else (), problems)
 
     rows = results.summarise(
         [
@@ -97,10 +98,78 @@ def test_rows_and_ratios_of_several_repeats() -> None:
     assert stock["cpu_ms_p50"] == 6.0  # both workers
     assert (stock["verified"], ours["verified"]) == (True, False)
     assert ours["problems"] == ["repeat 1: weights differ"]
-    (ratio,) = results.compare(rows, reference="stock")
+    (ratio,) = results.compare(rows, reference=Entry("stock"))
     assert ratio["ratio"] == pytest.approx(0.3)
     assert (ratio["lowest"], ratio["highest"]) == pytest.approx((0.25, 0.4))
     assert ratio["verified"] is False
+
+
+def run_by(transport: str, weights: list[float], **changes: Any) -> Any:
+    fields = {
+        "entry": Entry("ours", transport),
+        "workers": 2,
+        "repeat": 0,
+        "results": (worker_result(weights=weights, step_ms=[4.0, 4.0]),),
+        "problems": (),
+    }
+    return results.Run(**{**fields, **changes})
+
+
+def test_a_transport_is_a_row_of_its_own() -> None:
+    by_mpi = run_by("mpi", [0.5], results=(worker_result(step_ms=[1.0, 1.0]),))
+    rows = results.summarise([run_by("tensorflow", [0.5]), by_mpi])
+    assert [(row["variant"], row["transport"]) for row in rows] == [
+        ("ours", "tensorflow"),
+        ("ours", "mpi"),
+    ]
+    (ratio,) = results.compare(rows, reference=Entry("ours"))
+    assert (ratio["transport"], ratio["reference_transport"]) == ("mpi", "tensorflow")
+    assert ratio["ratio"] == pytest.approx(0.25)
+    table = results.figures_table(rows, [ratio], reference=Entry("ours"))
+    assert list(table.columns[1].cells) == ["ours", "ours by mpi"]
+    assert list(table.columns[-2].cells) == ["", "0.25 (0.25-0.25)"]
+
+
+@pytest.mark.parametrize(("difference", "allowed"), [(0.9e-6, True), (1.1e-6, False)])
+def test_weights_that_differ_by_transport(difference: float, allowed: bool) -> None:
+    before = [run_by("tensorflow", [0.5, -1.0])]
+    problems = results.check_transport(run_by("mpi", [0.5, -1.0 + difference]), before)
+    assert (problems == []) is allowed
+    assert allowed or "from those by transport tensorflow" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        run_by("mpi", [9.0]),
+        run_by("tensorflow", [9.0], workers=4),
+        run_by("tensorflow", [9.0], entry=Entry("ours_plain_data")),
+        run_by("tensorflow", [9.0], results=()),
+    ],
+)
+def test_other_runs_say_nothing_of_a_transport(other: Any) -> None:
+    assert results.check_transport(run_by("mpi", [0.5]), [other]) == []
+    # The one that does is found behind it.
+    problems = results.check_transport(run_by("mpi", [0.5]), [other, run_by("tensorflow", [0.6])])
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("--transports=pigeons", "--transports must be one or more of tensorflow, mpi"),
+        ("--transports=mpi --variants=ours", "--variants must be two or more"),
+        ("--transports=tensorflow,mpi --variants=stock", "--variants must be two or more"),
+        (
+            "--transports=tensorflow,mpi --variants=stock,stock_per_worker_data",
+            "--transports=mpi is for our variants",
+        ),
+    ],
+)
+def test_wrong_transports(flag: str, complaint: str, tmp_path: Path) -> None:
+    done = run_tool("benchmark_step", *flag.split(), cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert complaint in done.stderr
 
 
 @pytest.mark.parametrize(

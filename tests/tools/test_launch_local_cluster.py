@@ -44,7 +44,10 @@ def wait_until(condition, what: str) -> None:
 
 
 def process_is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_each_worker_sees_the_cluster_its_rank_and_the_limits(tmp_path: Path) -> None:
