@@ -12,8 +12,8 @@ import pytest
 import tf_largebatch as tlb
 from tests.docs._pages import PAGES, ROOT, Block, blocks_of
 
-# What TensorFlow makes of a text of ours, or Python of a warning.
-_NOT_OURS = ("DeadlineExceededError", "InvalidArgumentError", "UserWarning")
+# What TensorFlow makes of a text of ours, or Python of a warning; and what is printed.
+_NOT_OURS = ("DeadlineExceededError", "InvalidArgumentError", "UserWarning", "tf_largebatch")
 QUOTED = [block for page in PAGES for block in blocks_of(page) if block.language == "text"]
 
 
