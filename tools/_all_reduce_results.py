@@ -24,6 +24,7 @@ _MEASURED = (
     "time_all_ms",
     "start_spread_p50_ms",
     "cpu_p50_ms",
+    "in_graph_p50_ms",
     "algbw_mb_per_second",
     "busbw_mb_per_second",
 )
@@ -41,8 +42,9 @@ _SHOWN_WITH_MPI = (  # all would not fit into a terminal
     ("transport", "transport"),
     *_SHOWN[:4],
     ("ratio", "ratio"),
+    ("in graph", "in_graph_p50_ms"),
+    ("ratio", "in_graph_ratio"),
     ("to raw", "to_raw"),
-    ("algbw", "algbw_mb_per_second"),
 )
 _USUAL_BYTES_PER_SECOND = 1e9
 
@@ -94,7 +96,8 @@ def rows_of(run: Run, *, ways: Sequence[Way], sizes_bytes: Sequence[int]) -> lis
     """One row a size and way to sum, in the order in which they were measured.
 
     Values of a row that was not measured are None. The time of a call is that of the slowest
-    worker.
+    worker; that within the graph is from when the last worker has its values to when the last one
+    has the sums.
     """
     names = [(size, way) for size in sizes_bytes for way in ways]
     rows = []
@@ -105,21 +108,21 @@ def rows_of(run: Run, *, ways: Sequence[Way], sizes_bytes: Sequence[int]) -> lis
         row = dataclasses.asdict(way) | {"workers": run.workers, "size_bytes": size}
         row |= _measured(by_rank, workers=run.workers, size_bytes=size)
         rows.append(row | {"verified": not problems, "problems": problems})
-    _add_ratios(rows, "ratio", to=ways[0])
+    _add_ratios(rows, "ratio", of="time_p50_ms", to=ways[0])
     if RAW in ways:
-        _add_ratios(rows, "to_raw", to=RAW)
+        _add_ratios(rows, "in_graph_ratio", of="in_graph_p50_ms", to=ways[0])
+        _add_ratios(rows, "to_raw", of="in_graph_p50_ms", to=RAW)
     return rows
 
 
-def _add_ratios(rows: Sequence[dict[str, Any]], name: str, *, to: Way) -> None:
+def _add_ratios(rows: Sequence[dict[str, Any]], name: str, *, of: str, to: Way) -> None:
     for row in rows:
         (base,) = [
             other
             for other in rows
             if way_of(other) == to and other["size_bytes"] == row["size_bytes"]
         ]
-        measured = row["time_p50_ms"] and base["time_p50_ms"]
-        row[name] = row["time_p50_ms"] / base["time_p50_ms"] if measured else None
+        row[name] = row[of] / base[of] if row[of] and base[of] else None
 
 
 def way_of(row: dict[str, Any]) -> Way:
@@ -153,6 +156,10 @@ def _measured(
     spans = list(zip(*(row["spans_seconds"] for row in by_rank), strict=False))  # [call][rank]
     times = [1000.0 * max(end - start for start, end in call) for call in spans]
     starts = [[start for start, _ in call] for call in spans]
+    graph_spans = zip(*(row["graph_spans_seconds"] for row in by_rank), strict=False)
+    in_graph = [
+        max(end for _, end in call) - max(begin for begin, _ in call) for call in graph_spans
+    ]
     cpu_seconds = zip(*(row["cpu_seconds"] for row in by_rank), strict=False)  # [call][rank]
     p50 = statistics.median(times)
     rate = size_bytes / (p50 / 1000.0) / 1e6
@@ -164,6 +171,7 @@ def _measured(
         times,
         1000.0 * statistics.median(max(call) - min(call) for call in starts),
         1000.0 * statistics.median(map(sum, cpu_seconds)),
+        1000.0 * statistics.median(in_graph),
         rate,
         rate * 2 * (workers - 1) / workers,
     )

@@ -38,6 +38,9 @@ _MAX_SECONDS = flags.DEFINE_float("max_seconds", 0.0, "For timed calls; 0 is wit
 _TIMEOUT = flags.DEFINE_float("timeout_seconds", None, "For each wait.", required=True)
 
 
+Span = tuple[float, float]
+
+
 class StrategySum:
     """Sums by the strategy, in a traced function.
 
@@ -59,7 +62,13 @@ class StrategySum:
         )
 
         def sum_over_workers(*tensors: tf.Tensor) -> Any:
-            return tf.distribute.get_replica_context().all_reduce("SUM", tensors, options=options)
+            with tf.control_dependencies(tensors):
+                begin = tf.timestamp()
+            with tf.control_dependencies([begin]):
+                tensors = [tf.identity(tensor) for tensor in tensors]
+            sums = tf.distribute.get_replica_context().all_reduce("SUM", tensors, options=options)
+            with tf.control_dependencies(sums):
+                return sums, (begin, tf.timestamp())
 
         self._sum = tf.function(lambda *tensors: strategy.run(sum_over_workers, args=tensors))
 
@@ -67,8 +76,10 @@ class StrategySum:
         """`values` as they are handed over."""
         return [tf.constant(part) for part in np.split(values, _BUCKETS.value)]
 
-    def __call__(self, placed: list[tf.Tensor]) -> Sequence[tf.Tensor]:
-        return self._sum(*placed)
+    def __call__(self, placed: list[tf.Tensor]) -> tuple[Sequence[tf.Tensor], Span]:
+        """The sums, and when within the graph the values and the sums existed."""
+        sums, (begin, end) = self._sum(*placed)
+        return sums, (float(begin), float(end))
 
 
 class RawSum:
@@ -88,9 +99,10 @@ class RawSum:
     def place(self, values: Values) -> Values:
         return values
 
-    def __call__(self, placed: Values) -> Sequence[Values]:
+    def __call__(self, placed: Values) -> tuple[Sequence[Values], Span]:
+        begin = time.time()
         self._comm.Allreduce(placed, self._sums)
-        return [self._sums]
+        return [self._sums], (begin, time.time())
 
 
 class Row:
@@ -101,14 +113,16 @@ class Row:
         self._whole, self._normal = map(summing.place, values_of(rank, truth.length, truth.workers))
         self._result = np.empty(0, np.float32)
         self._problems: list[str] = []
-        self._spans: list[tuple[float, float]] = []  # of each timed call; one clock for all workers
+        # Of each timed call, and of what is within its graph; one clock each for all workers.
+        self._spans: list[Span] = []
+        self._graph_spans: list[Span] = []
         self._cpu_seconds: list[float] = []
 
     def verify(self) -> None:
         """Compares sums with the truth; what is timed afterwards must stay equal to the bit."""
-        if not np.array_equal(_joined(self._sum(self._whole)), self._truth.whole_sum):
+        if not np.array_equal(_joined(self._sum(self._whole)[0]), self._truth.whole_sum):
             self._problems.append("sums of whole numbers are not exact")
-        self._result = _joined(self._sum(self._normal))
+        self._result = _joined(self._sum(self._normal)[0])
         error = np.abs(self._result - self._truth.normal_sum)
         excess = error - self._truth.tolerance(self._sum.wire_dtype)
         if not np.all(excess <= 0.0):
@@ -120,9 +134,10 @@ class Row:
 
     def time(self) -> None:
         cpu_start, start = time.process_time(), time.monotonic()
-        outputs = self._sum(self._normal)
+        outputs, graph_span = self._sum(self._normal)
         end, cpu_end = time.monotonic(), time.process_time()
         self._spans.append((start, end))
+        self._graph_spans.append(graph_span)
         self._cpu_seconds.append(cpu_end - cpu_start)
         if not np.array_equal(_joined(outputs).view(np.int32), self._result.view(np.int32)):
             self._problems.append(f"timed call {len(self._spans)} has other bits than the first")
@@ -134,6 +149,7 @@ class Row:
             "wire_dtype": self._sum.wire_dtype,
             "sha256": hashlib.sha256(self._result.tobytes()).hexdigest(),
             "spans_seconds": self._spans,
+            "graph_spans_seconds": self._graph_spans,
             "cpu_seconds": self._cpu_seconds,
             "problems": self._problems,
         }

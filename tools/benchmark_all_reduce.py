@@ -11,7 +11,9 @@ Algorithms are names for `tf_largebatch.AllReduceOptions`. Each sums float32 val
 function: first whole numbers, which must come out exact, then normal numbers, which must be as
 near to the sum in float64 as rounding allows, and equal to the bit on all workers, in each call.
 Calls of the algorithms alternate; before each, workers agree on when to start. The time of a call
-is that of the slowest worker.
+is that of the slowest worker, and has the cost of a call of any function of TensorFlow in it; the
+time within the graph, as in a training step, is from when the last worker has its values to when
+the last one has the sums.
 
     python tools/benchmark_all_reduce.py --workers=2 --transports=tensorflow,mpi
 
@@ -22,14 +24,15 @@ algorithm; "tensorflow" is none of MPI's. By TensorFlow, beside MPI, there is no
 form of "halving_doubling" comes from typical costs: nothing is measured of it at start.
 
 JSON: {"results": [{"transport", "algorithm", "workers", "size_bytes", "time_p50_ms",
-"time_min_ms", "time_max_ms", "time_all_ms", "start_spread_p50_ms", "cpu_p50_ms",
+"time_min_ms", "time_max_ms", "time_all_ms", "start_spread_p50_ms", "cpu_p50_ms", "in_graph_p50_ms",
 "algbw_mb_per_second", "busbw_mb_per_second", "wire_dtype", "ratio", "predicted_ms", "verified",
 "problems"}], "runs": [{"workers", "link", "relay", "all_reduce_report"}], "settings", "machine"}.
 `algbw` is size / time, `busbw` that times 2(p - 1)/p for p workers, as in nccl-tests (in 10^6
 bytes); `ratio` is to the first row of the size; `cpu_p50_ms` is the processor time of all workers;
 `start_spread_p50_ms` from the first worker's start to the last one's. `predicted_ms` is what steps
 and bytes of an algorithm cost by `link`, which is fitted to the rows of ring and halving_doubling;
-with one bucket only. With mpi, rows have `to_raw`, the ratio to mpi4py's own, and runs `mpi_link`.
+with one bucket only. With mpi, rows have, of the time within the graph, `in_graph_ratio` to the
+first row, and `to_raw`, the ratio to mpi4py's own; and runs `mpi_link`.
 
 Exit code: 0 when all rows are verified, 1 when one is not, 2 for a wrong command line.
 """

@@ -142,6 +142,7 @@ def worker_row(**changes: Any) -> dict[str, Any]:
         "wire_dtype": None,
         "sha256": "ab",
         "spans_seconds": [[1.0, 1.004], [2.0, 2.002]],
+        "graph_spans_seconds": [[51.001, 51.003], [52.0, 52.001]],
         "cpu_seconds": [0.001, 0.003],
         "problems": [],
         **changes,
@@ -165,7 +166,11 @@ def test_one_worker_that_is_not_as_the_others(
 
 
 def test_times_are_those_of_the_slowest_worker() -> None:
-    slower = worker_row(spans_seconds=[[1.001, 1.011], [2.003, 2.004]], cpu_seconds=[0.0, 0.0])
+    slower = worker_row(
+        spans_seconds=[[1.001, 1.011], [2.003, 2.004]],
+        graph_spans_seconds=[[51.002, 51.009], [52.0, 52.004]],
+        cpu_seconds=[0.0, 0.0],
+    )
     by_rank = [worker_row(), slower, worker_row(), worker_row()]
     run = results.Run(4, tuple({"rows": [row]} for row in by_rank), None, None)
     (row,) = results.rows_of(run, ways=BY_TENSORFLOW, sizes_bytes=[4000])
@@ -174,6 +179,7 @@ def test_times_are_those_of_the_slowest_worker() -> None:
     assert row["time_max_ms"] == pytest.approx(10.0)
     assert row["start_spread_p50_ms"] == pytest.approx(2.0)  # 1 and 3 ms
     assert row["cpu_p50_ms"] == pytest.approx(6.0)  # 3 workers with 1 and 3 ms
+    assert row["in_graph_p50_ms"] == pytest.approx(5.5)  # 7 and 4 ms after the last one has values
     assert row["algbw_mb_per_second"] == pytest.approx(4000 / 6e-3 / 1e6)
     assert row["busbw_mb_per_second"] == pytest.approx(1.5 * 4000 / 6e-3 / 1e6)
     assert row["verified"] is True
@@ -197,7 +203,11 @@ def test_a_run_that_failed_has_rows_that_say_so() -> None:
 def rows_that_took(milliseconds: list[float], *, ways: list[Any]) -> list[dict[str, Any]]:
     measured = {
         "rows": [
-            worker_row(spans_seconds=[[0.0, each / 1e3]], cpu_seconds=[0.0])
+            worker_row(
+                spans_seconds=[[0.0, each / 1e3]],
+                graph_spans_seconds=[[0.0, each / 2e3 + 1e-3]],
+                cpu_seconds=[0.0],
+            )
             for each in milliseconds
         ]
     }
@@ -216,7 +226,11 @@ def test_with_mpi_there_are_ratios_to_the_bare_call_as_well() -> None:
     ways = [*BY_TENSORFLOW, *BY_MPI, *RAW]
     rows = rows_that_took([10.0, 5.0, 2.0, 40.0, 60.0, 30.0], ways=ways)
     assert [row["ratio"] for row in rows] == pytest.approx([1.0, 0.5, 0.2, 1.0, 1.5, 0.75])
-    assert [row["to_raw"] for row in rows] == pytest.approx([5.0, 2.5, 1.0, 4 / 3, 2.0, 1.0])
+    # Within the graph 6, 3.5, 2; 21, 31, 16 ms.
+    assert [row["in_graph_ratio"] for row in rows] == pytest.approx(
+        [1.0, 3.5 / 6, 2 / 6, 1.0, 31 / 21, 16 / 21]
+    )
+    assert [row["to_raw"] for row in rows] == pytest.approx([3.0, 1.75, 1.0, 21 / 16, 31 / 16, 1.0])
     assert [row["transport"] for row in rows[:3]] == ["tensorflow", "mpi", "mpi4py"]
     table = results.figures_table(rows, reference=ways[0])
     assert "ring by tensorflow" in table.title

@@ -48,7 +48,10 @@ def test_two_ranks_by_both_transports(tmp_path: Path) -> None:
     of_size = rows[len(ways) :]
     for row in of_size:
         assert row["ratio"] == pytest.approx(row["time_p50_ms"] / of_size[0]["time_p50_ms"])
-        assert row["to_raw"] == pytest.approx(row["time_p50_ms"] / of_size[-1]["time_p50_ms"])
+        in_graph = [each["in_graph_p50_ms"] for each in (row, of_size[0], of_size[-1])]
+        assert in_graph[0] > 0.0
+        assert row["in_graph_ratio"] == pytest.approx(in_graph[0] / in_graph[1])
+        assert row["to_raw"] == pytest.approx(in_graph[0] / in_graph[2])
     (run,) = report["runs"]
     assert "Buckets travel by MPI" in run["all_reduce_report"]
     assert report["settings"]["transports"] == ["tensorflow", "mpi"]

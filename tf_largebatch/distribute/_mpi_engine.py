@@ -6,11 +6,10 @@ be summed; its values travel once all ranks have said the same. Headers start in
 buckets are handed in, values in that order as well, and several may be under way.
 
 Data moves only while MPI is asked for it. Between two questions the core is offered to whoever
-needs it, or given up for a moment: a short one while values travel, a longer one the longer other
-ranks are waited for.
+needs it; or it is given up for a moment, a longer one the longer other ranks are waited for.
 
 To wake a thread, and to be woken by it, takes longer than a small bucket travels. So a caller that
-has nothing else to do may drive its bucket itself for a moment; the thread does it from then on.
+has nothing else to do drives its bucket itself, unless the thread is at it already.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from tf_largebatch.core.topology import ClusterTopology
 from tf_largebatch.distribute._mpi_cluster import exchange
 from tf_largebatch.distribute._mpi_transfers import Transfer
 
-# How long a caller may take care of its bucket itself. For so long after something has moved, MPI
-# is also asked without a pause, unless ranks share cores: a rank that asks all the time then keeps
-# another one from coming. (Linux sleeps 50 us longer than asked.)
+# For so long after something has moved, and while values travel, MPI is asked without a pause,
+# unless ranks share cores: a rank that asks all the time then keeps another one from coming.
+# (Linux sleeps 50 us longer than asked.)
 _EAGER_SECONDS = 0.002
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1e-5, 1e-3
 _PAUSE_OF_WAIT = 0.02  # for others, who may be late by minutes
@@ -92,7 +91,7 @@ class TransferEngine:
         self._headers = comm.Dup()
         self._topology = topology
         self._timeout_seconds = timeout_seconds
-        self._eager_seconds = 0.0 if share_cores else _EAGER_SECONDS
+        self._share_cores = share_cores
         self._lock = threading.Lock()  # of the next four
         self._handed_in: deque[Bucket] = deque()
         self._outstanding: dict[Bucket, None] = {}  # in order
@@ -112,7 +111,7 @@ class TransferEngine:
 
         Args:
             bucket: what is to be summed.
-            linger: whether the caller has nothing else to do for a moment.
+            linger: whether the caller has nothing else to do, and comes back once it is summed.
         """
         with self._lock:
             failure = self._failure
@@ -125,8 +124,7 @@ class TransferEngine:
             return
         if linger and self._driving.acquire(blocking=False):
             try:
-                until = bucket.since + _EAGER_SECONDS
-                while bucket in self._outstanding and time.monotonic() < until:
+                while bucket in self._outstanding:
                     self._drive()
             finally:
                 self._driving.release()
@@ -240,7 +238,7 @@ class TransferEngine:
 
     def _pause(self) -> None:
         waited = time.monotonic() - self._moved
-        if waited < self._eager_seconds:
+        if not self._share_cores and (self._travelling or waited < _EAGER_SECONDS):
             os.sched_yield()
             return
         longest = _SHORTEST_PAUSE_SECONDS if self._travelling else _LONGEST_PAUSE_SECONDS
