@@ -223,6 +223,31 @@ def test_a_sum_of_one_rank_alone_is_named_on_both(launch: list[WorkerResult]) ->
         assert end["seconds"] < SOON_SECONDS
 
 
+def test_a_step_after_one_that_failed_is_not_summed_with_it(launch: list[WorkerResult]) -> None:
+    """The bucket that the failed one left is not taken for that of the next."""
+    for end in ends_of(launch, "case_programs", "goes on").values():
+        assert re.findall(r"^SUM (\d) (.*)$", end["log"], re.MULTILINE) == [
+            ("0", "0.0"),
+            ("1", "2.0"),
+        ]
+        assert "CAUGHT 2" in end["log"]
+        assert "another step has begun" in error_of(end)
+        assert end["seconds"] < SOON_SECONDS
+
+
+def test_a_rank_that_hangs_within_a_step_is_named(launch: list[WorkerResult]) -> None:
+    ends = ends_of(launch, "case_programs", "hangs within")
+    late = f"for: worker 1 at {addresses_of(ends)[1]}. See that worker's log"
+    assert late in error_of(ends[0])
+    assert ends[0]["seconds"] < acted_at(ends[1]) + SOON_SECONDS
+
+
+def test_the_end_of_a_fork_is_not_that_of_its_rank(launch: list[WorkerResult]) -> None:
+    for end in ends_of(launch, "case_programs", "forks").values():
+        assert (end["returncode"], end["mpiexec"]) == (0, 0), end["log"]
+        assert "ACTS" in end["log"] and "tf_largebatch:" not in end["log"]
+
+
 # --- No failure
 
 

@@ -13,6 +13,7 @@ it has shown it.
 from __future__ import annotations
 
 import atexit
+import os
 import re
 import sys
 import time
@@ -42,7 +43,13 @@ def speak_at_exit(
         watch: knows where the others read it, and how they ended.
         tell: takes what all others shall stop for.
     """
-    atexit.register(_speak, topology, watch, tell)
+    at_exit(lambda: _speak(topology, watch, tell))
+
+
+def at_exit(action: Callable[[], None]) -> None:
+    """Runs `action` at the exit of this process, and not at that of a fork of it."""
+    process_id = os.getpid()
+    atexit.register(lambda: action() if os.getpid() == process_id else None)
 
 
 def _speak(topology: ClusterTopology, watch: ProgressWatch, tell: Callable[[str], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,8 +68,11 @@ class Sums:
             way = f"{self.plan.algorithm} in {self.plan.num_steps} steps"
         if self.wire_dtype is not None:
             way += f" as {self.wire_dtype.name}"
-        tensors, rows = len(self.layout.shapes), self.layout.block_shape[0]
-        return f"mpi {way} of {tensors} tensors in {rows} rows, first"
+        shapes = self.layout.shapes
+        # Of as many numbers in other shapes a sum would be possible, and wrong.
+        digest = zlib.crc32(repr(shapes).encode())
+        rows = self.layout.block_shape[0]
+        return f"mpi {way} of {len(shapes)} tensors in {rows} rows (shapes {digest:08x}), first"
 
     def load(self, arrays: Sequence[Array], block: Array, *, replica: int) -> None:
         self.layout.pack(arrays, block)

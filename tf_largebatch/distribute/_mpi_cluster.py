@@ -80,10 +80,24 @@ def join_mpi(mpi: Any, *, timeout_seconds: float) -> tuple[ClusterTopology, Any,
 def exchange(mpi: Any, comm: Any, own: Any, *, timeout_seconds: float) -> list[Any]:
     """What every rank passed as `own` (JSON, up to 16 KiB), in the order of ranks.
 
-    Point to point, so that who is missing is known.
-
     Raises:
         PeerTimeoutError: not all came in time; the message names them.
+    """
+    came = collect(mpi, comm, own, timeout_seconds=timeout_seconds)
+    missing = [rank for rank in range(comm.size) if rank not in came]
+    if missing:
+        raise PeerTimeoutError(
+            f"Rank {comm.rank} of {comm.size} has waited start_timeout_seconds={timeout_seconds:g} "
+            f"for MPI's rank(s) {', '.join(map(str, missing))}, which started MPI, but made no "
+            "LargeBatchStrategy(transport='mpi'). See their logs."
+        )
+    return [came[rank] for rank in range(comm.size)]
+
+
+def collect(mpi: Any, comm: Any, own: Any, *, timeout_seconds: float) -> dict[int, Any]:
+    """What the ranks that came in time passed as `own`, as of `exchange`, by rank.
+
+    Point to point, so that who is missing is known.
     """
     text = json.dumps(own).encode()
     if len(text) > _LONGEST_MESSAGE_BYTES:
@@ -99,21 +113,20 @@ def exchange(mpi: Any, comm: Any, own: Any, *, timeout_seconds: float) -> list[A
             rank: request for rank, request in arriving.items() if not request.Test(status[rank])
         }
         if arriving and time.monotonic() > deadline:
-            for request in arriving.values():  # else MPI may write to what is freed by then
-                request.Cancel()
-                request.Wait()
-            raise PeerTimeoutError(
-                f"Rank {comm.rank} of {comm.size} has waited start_timeout_seconds="
-                f"{timeout_seconds:g} for MPI's rank(s) {', '.join(map(str, arriving))}, which "
-                "started MPI, but made no LargeBatchStrategy(transport='mpi'). See their logs."
-            )
+            break
         if arriving:
             time.sleep(_POLL_SECONDS)
-    mpi.Request.Waitall(leaving)  # all have posted their receives
+    for request in arriving.values():  # else MPI may write to what is freed by then
+        request.Cancel()
+        request.Wait()
+    if not arriving:
+        mpi.Request.Waitall(leaving)  # all have posted their receives
     messages = {
-        rank: json.loads(received[rank][: status[rank].Get_count(mpi.BYTE)]) for rank in peers
+        rank: json.loads(received[rank][: status[rank].Get_count(mpi.BYTE)])
+        for rank in peers
+        if rank not in arriving
     }
-    return [messages.get(rank, own) for rank in range(comm.size)]
+    return {comm.rank: own, **messages}
 
 
 def warn_of_few_cores(facts: Sequence[dict[str, Any]], rank: int) -> bool:

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tf_largebatch.core.errors import LargeBatchError, MismatchError
+from tf_largebatch.core.errors import LargeBatchError, MismatchError, PeerTimeoutError
 from tf_largebatch.core.topology import ClusterTopology
-from tf_largebatch.distribute._mpi_cluster import exchange
+from tf_largebatch.distribute._mpi_cluster import collect, exchange
 from tf_largebatch.distribute._mpi_transfers import Transfer
 
 # For so long after something has moved, and while values travel, MPI is asked without a pause,
@@ -37,7 +37,8 @@ from tf_largebatch.distribute._mpi_transfers import Transfer
 _EAGER_SECONDS = 0.002
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1e-5, 1e-3
 _PAUSE_OF_WAIT = 0.02  # for others, who may be late by minutes
-_TELL_SECONDS = 10.0
+_TELL_SECONDS = 5.0
+_WATCH_SECONDS = 3.0  # which the watch over all workers has to find out more: see `_progress.py`
 _TAGS = 2**14  # MPI has as many at least
 
 
@@ -206,7 +207,12 @@ class TransferEngine:
             self._travelling.append(bucket)
             self._go_on(bucket)
             moved = True
+        if self._announced and self._is_overdue(self._announced[0], _WATCH_SECONDS):
+            self._name_the_late(self._announced[0])
         return moved
+
+    def _is_overdue(self, bucket: Bucket, more_seconds: float = 0.0) -> bool:
+        return time.monotonic() - bucket.since > self._timeout_seconds + more_seconds
 
     def _advance(self) -> bool:
         """Takes buckets further whose messages have come; whether any have."""
@@ -215,12 +221,11 @@ class TransferEngine:
             if self.mpi.Request.Testall(bucket.pending):
                 self._go_on(bucket)
                 moved = True
-            elif time.monotonic() - bucket.since > self._timeout_seconds:
+            elif self._is_overdue(bucket):
                 raise LargeBatchError(
-                    f"worker {self._topology.rank} at {self._topology.address}: the values of "
-                    f"{bucket.description} have not come within timeout_seconds="
-                    f"{self._timeout_seconds:g}, though all workers have announced theirs. "
-                    "One of them hangs, or the network between them does."
+                    f"{self._name(self._topology.rank)}: the values of {bucket.description} have "
+                    f"not come within timeout_seconds={self._timeout_seconds:g}, though all "
+                    "workers have announced theirs. One of them hangs, or the network does."
                 )
         return moved
 
@@ -245,6 +250,21 @@ class TransferEngine:
         # Not a queue's `get` with a timeout: SimpleQueue's may overlook so short a one, and hang.
         time.sleep(min(longest, max(_SHORTEST_PAUSE_SECONDS, waited * _PAUSE_OF_WAIT)))
 
+    def _name(self, rank: int) -> str:
+        return f"worker {rank} at {self._topology.addresses[rank]}"
+
+    def _name_the_late(self, bucket: Bucket) -> None:
+        """Raises PeerTimeoutError; all who wait for this bucket come here at about this time."""
+        came = collect(self.mpi, self._headers, "waits", timeout_seconds=_TELL_SECONDS)
+        late = [self._name(rank) for rank in range(self.comm.size) if rank not in came]
+        waited = time.monotonic() - bucket.since
+        raise PeerTimeoutError(
+            f"{self._name(self._topology.rank)} has waited {waited:.0f} s "
+            f"(timeout_seconds={self._timeout_seconds:g}) with {bucket.description} for: "
+            f"{'; '.join(late) or 'nobody, as all wait alike'}. See that worker's log for what it "
+            "does: it has come to this step, but not to this bucket."
+        )
+
     def _refuse(self, bucket: Bucket) -> None:
         """Raises MismatchError, on every rank; nothing of the bucket has travelled."""
         said = exchange(
@@ -254,8 +274,7 @@ class TransferEngine:
             timeout_seconds=_TELL_SECONDS,
         )
         lines = [
-            f"  worker {rank} at {self._topology.addresses[rank]}: {description}"
-            for rank, (_, description) in enumerate(said)
+            f"  {self._name(rank)}: {description}" for rank, (_, description) in enumerate(said)
         ]
         raise MismatchError(
             "workers run different programs: they are about to sum different buckets:\n"

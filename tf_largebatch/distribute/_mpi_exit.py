@@ -8,7 +8,6 @@ short after an error, of which the others hear meanwhile.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import sys
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_largebatch.core.topology import ClusterTopology
-from tf_largebatch.distribute._last_words import how_it_ended, must_be_told
+from tf_largebatch.distribute._last_words import at_exit, how_it_ended, must_be_told
 from tf_largebatch.distribute._mpi_witness import Witness
 
 # For the others to notice (see `_progress.py`), or, where they know, to say so.
@@ -40,7 +39,7 @@ class MpiExit:
         self._name = f"rank {mpi.COMM_WORLD.rank}"
         self._close: Callable[..., bool] = lambda *, timeout_seconds: True
         self._witness: Witness | None = None
-        atexit.register(self._leave)
+        at_exit(self._leave)
 
     @classmethod
     def of(cls, mpi: Any, *, timeout_seconds: float) -> MpiExit:

@@ -35,6 +35,11 @@ from tf_largebatch.distribute._tf_internals import run_independently
 
 Array = npt.NDArray[Any]
 _HALVES = (tf.float16, tf.bfloat16)
+_LEFT = (
+    "a step ended with an error while a bucket of it travelled, and another step has begun: what "
+    "other workers have of the one cannot be told from the other. Do not go on after an error in a "
+    "step, nor let one call make steps beyond the end of its data: end the program, and resume it"
+)
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ class MpiReducer:
         self._replicas = replicas
         self._pool = BlockPool()
         self._lock = threading.Lock()
-        # Of each replica that has come, by key: its block, and the queue in which it waits.
-        self._handed: dict[int, dict[int, tuple[Array, Any]]] = {}
+        # Of each replica that has come, by key: its block, and where it waits.
+        self._handed: dict[int, dict[int, tuple[Array, _Waiting]]] = {}
         with tf.init_scope(), tf.device("CPU:0"):
             self._no_error = tf.constant("")
             # Within a graph, TensorFlow runs ops that write to one variable one after the other,
@@ -171,17 +176,18 @@ class MpiReducer:
         self, values: Sequence[tf.Tensor], shipment: _Shipment
     ) -> tuple[tf.Tensor, tf.Operation]:
         """As `_op_that_stays`."""
-        shape = shipment.cargo.layout.block_shape
-        with tf.init_scope(), tf.device("CPU:0"):
-            queue = tf.queue.FIFOQueue(-1, [tf.string, values[0].dtype], shapes=[[], shape])
+        waiting = _Waiting(values[0].dtype, shipment.cargo.layout.block_shape)
 
         def go(*arrays: Array) -> None:
-            self._meet(self._loaded(arrays, shipment), queue, shipment)
+            if waiting.was_left():
+                self._engine.fail(f"{_LEFT} ({shipment.description})")
+            waiting.begin()
+            self._meet(self._loaded(arrays, shipment), waiting, shipment)
 
         handed_in = tf.numpy_function(go, values, [])
         run_independently(handed_in)
         with tf.control_dependencies([handed_in]):
-            error, block = queue.dequeue()
+            error, block = waiting.queue.dequeue()
         is_there = tf.raw_ops.Assert(condition=tf.equal(error, ""), data=[error])
         run_independently(is_there)
         with tf.control_dependencies([is_there]):
@@ -192,17 +198,17 @@ class MpiReducer:
         shipment.cargo.load(arrays, block, replica=shipment.replica_id)
         return block
 
-    def _meet(self, block: Array, queue: Any, shipment: _Shipment) -> None:
+    def _meet(self, block: Array, waiting: _Waiting, shipment: _Shipment) -> None:
         """A replica has come; the last one hands in the block of all."""
         with self._lock:
             handed = self._handed.setdefault(shipment.key, {})
-            handed[shipment.replica_id] = (block, queue)
+            handed[shipment.replica_id] = (block, waiting)
             if len(handed) < self._replicas:
                 return
             del self._handed[shipment.key]
-        blocks, queues = zip(*(handed[each] for each in range(self._replicas)), strict=True)
+        blocks, all_waiting = zip(*(handed[each] for each in range(self._replicas)), strict=True)
         shipment.cargo.merge(blocks)
-        delivery = _Delivery(blocks[0], queues, self._no_error)
+        delivery = _Delivery(blocks[0], all_waiting, self._no_error)
         self._submit(blocks[0], shipment, deliver=delivery, linger=False)
 
     def _submit(self, block: Array, shipment: _Shipment, *, deliver: Any, linger: bool) -> None:
@@ -211,12 +217,33 @@ class MpiReducer:
         engine.submit(Bucket(shipment.description, shipment.key, start, deliver), linger=linger)
 
 
+class _Waiting:
+    """Where an op of a graph waits for the block of the op that handed it in."""
+
+    def __init__(self, dtype: tf.DType, shape: tuple[int, int]) -> None:
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.queue = tf.queue.FIFOQueue(-1, [tf.string, dtype], shapes=[[], shape])
+        self._is_under_way = False
+
+    def begin(self) -> None:
+        self._is_under_way = True
+
+    def was_left(self) -> bool:
+        """Whether an earlier run of the graph handed in a block, and did not wait for it."""
+        return self._is_under_way or int(self.queue.size()) > 0
+
+    def end(self, text: tf.Tensor, values: tf.Tensor) -> None:
+        """Ends the wait, with an error text, or an empty one, and the block."""
+        self._is_under_way = False
+        tf.raw_ops.QueueEnqueueV2(handle=self.queue.queue_ref, components=[text, values])
+
+
 class _Delivery:
     """Hands a block, or an error, to the graphs of the replicas that wait, and forgets it."""
 
-    def __init__(self, block: Array, queues: Sequence[Any], no_error: tf.Tensor) -> None:
+    def __init__(self, block: Array, waiting: Sequence[_Waiting], no_error: tf.Tensor) -> None:
         self._block: Array | None = block
-        self._queues = queues
+        self._waiting = waiting
         self._no_error = no_error
 
     def __call__(self, error: str | None) -> None:
@@ -225,8 +252,8 @@ class _Delivery:
         # All replicas get one tensor, of which TensorFlow knows that it is shared.
         values = tf.experimental.dlpack.from_dlpack(block.__dlpack__())
         text = self._no_error if error is None else tf.constant(_aborted(error))
-        for queue in self._queues:
-            tf.raw_ops.QueueEnqueueV2(handle=queue.queue_ref, components=[text, values])
+        for each in self._waiting:
+            each.end(text, values)
 
 
 def _aborted(error: str) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from mpi_cluster import MpiCluster
 from small_training import (
@@ -205,6 +206,59 @@ def ends_well(late: int) -> Callable[[int], None]:
     return body
 
 
+def summed_with_bad_batches(strategy: tlb.LargeBatchStrategy) -> Callable[[float, bool], float]:
+    """A step of two buckets, and an assertion that may fail while they travel."""
+
+    def in_replica(x: tf.Tensor, is_bad: tf.Tensor) -> tf.Tensor:
+        values = [tf.fill([32], x), tf.fill([32], 10.0 * x)]
+        sums = tf.distribute.get_replica_context().all_reduce("SUM", values)
+        with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(is_bad), ["bad batch"])]):
+            return sums[0][0] + tf.zeros_like(x)
+
+    step = tf.function(lambda x, is_bad: strategy.run(in_replica, args=(x, is_bad)))
+    return lambda x, is_bad: float(step(tf.constant(x), tf.constant(is_bad)))
+
+
+def goes_on_after_an_error(rank: int) -> None:
+    step = summed_with_bad_batches(new_strategy(bucket_bytes=64))
+    for number in range(6):
+        try:
+            print("SUM", number, step(float(number), number == 2), flush=True)
+        except tf.errors.InvalidArgumentError:
+            print("CAUGHT", number, flush=True)
+
+
+def hangs_before_a_later_value(rank: int) -> None:
+    """Both have come to the step, and one never has its second tensor."""
+    strategy = new_strategy(timeout_seconds=WAIT_SECONDS)
+
+    def wait() -> np.float32:
+        if rank == 1:
+            hang()
+        return np.float32(1.0)
+
+    def in_replica() -> Any:
+        values = [tf.reshape(tf.numpy_function(wait, [], tf.float32), [1]), tf.ones([1])]
+        return tf.distribute.get_replica_context().all_reduce("SUM", values)
+
+    tf.function(lambda: strategy.run(in_replica))()
+
+
+def forks(rank: int) -> None:
+    """A child ends as Python programs do, by way of its exit handlers; the rank goes on."""
+    strategy = new_strategy()
+    model = compiled_model(strategy)
+    model.fit(batches(), verbose=0)
+    if rank == 1:
+        child = os.fork()
+        if child == 0:
+            raise SystemExit(0)
+        os.waitpid(child, 0)
+    model.fit(batches(), verbose=0)
+    strategy.barrier()
+    print(f"ACTS {time.monotonic()}", flush=True)
+
+
 def case_programs() -> dict[str, Ends]:
     """Two that differ, a sum of one rank alone, and those that end well."""
     bodies = {
@@ -213,6 +267,9 @@ def case_programs() -> dict[str, Ends]:
         "sums": sums_another_shape,
         "sum after fit": sums_after_fit,
         "sum before fit": sums_before_fit,
+        "goes on": goes_on_after_an_error,
+        "hangs within": hangs_before_a_later_value,
+        "forks": forks,
     }
     ends = joined({name: MpiCluster(body) for name, body in bodies.items()})
     well = {f"late {late}": MpiCluster(ends_well(late)) for late in range(2)}
