@@ -32,7 +32,7 @@ def joined(environment: Mapping[str, str], *, timeout_seconds: float = 10.0) -> 
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            topology, comm, share_cores = join_mpi(MPI, timeout_seconds=timeout_seconds)
+            topology, comm, cores_per_rank = join_mpi(MPI, timeout_seconds=timeout_seconds)
     except LargeBatchError as error:
         seconds = time.monotonic() - begin
         return {"error": type(error).__name__, "text": str(error), "seconds": seconds}
@@ -42,7 +42,7 @@ def joined(environment: Mapping[str, str], *, timeout_seconds: float = 10.0) -> 
         "rank": topology.rank,
         "addresses": topology.addresses,
         "order": order,
-        "share_cores": share_cores,
+        "share_cores": cores_per_rank < 1,
         "is_own": comm.handle != WORLD.handle,
         "warnings": [str(each.message) for each in caught],
     }

@@ -117,7 +117,13 @@ def test_a_rank_that_does_not_come_is_named(by_rank: list[Any]) -> None:
 
 
 def fact(host: str, port: int, **more: Any) -> dict[str, Any]:
-    plain = {"address": f"10.1.1.{len(host)}", "is_given": False, "cores": [0], "worker": None}
+    plain = {
+        "address": f"10.1.1.{len(host)}",
+        "is_given": False,
+        "first_port": None,
+        "cores": [0],
+        "worker": None,
+    }
     return {"host": host, "port": port, **plain, **more}
 
 
@@ -162,26 +168,23 @@ def test_a_given_host_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     assert addresses(monkeypatch, facts, [[], []]) == ["head:11", "three:13"]
 
 
-def test_given_ports_count_on_each_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_LARGEBATCH_PORT", "2222")
-    facts = [fact(host, 1) for host in ("one", "three", "one", "three", "one")]
+def test_given_ports_count_on_each_host() -> None:
+    facts = [fact(host, 1, first_port="2222") for host in ("one", "three", "one", "three", "one")]
     assert _mpi_cluster._ports(facts) == [2222, 2222, 2223, 2223, 2224]
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "1.5", "65534", "x"])
-def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv("TF_LARGEBATCH_PORT", given)
+def test_a_port_that_is_none_is_refused(given: str) -> None:
     with pytest.raises(ConfigurationError, match="must be a whole number from 1 to 65533"):
-        _mpi_cluster._ports([fact("one", 1), fact("one", 2)])
+        _mpi_cluster._ports([fact("one", rank, first_port=given) for rank in range(2)])
 
 
-@pytest.mark.parametrize("given", [None, ""])
-def test_without_given_ports_each_rank_has_its_own(
-    monkeypatch: pytest.MonkeyPatch, given: str | None
-) -> None:
-    monkeypatch.delenv("TF_LARGEBATCH_PORT", raising=False)
-    if given is not None:
-        monkeypatch.setenv("TF_LARGEBATCH_PORT", given)
+def test_ports_that_some_ranks_were_given_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"\[None, '2222'\]; it must be the same on all"):
+        _mpi_cluster._ports([fact("one", 11), fact("one", 12, first_port="2222")])
+
+
+def test_without_given_ports_each_rank_has_its_own() -> None:
     assert _mpi_cluster._ports([fact("one", 11), fact("one", 12)]) == [11, 12]
 
 
@@ -189,7 +192,7 @@ def warned(facts: list[dict[str, Any]], rank: int) -> tuple[bool, list[str]]:
     """Whether the ranks of this one's host share cores, and what is warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        share_cores = warn_of_few_cores(facts, rank)
+        share_cores = warn_of_few_cores(facts, rank) < 1
     return share_cores, [str(each.message) for each in caught]
 
 

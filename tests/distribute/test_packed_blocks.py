@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tf_largebatch.distribute import _packed_blocks
 from tf_largebatch.distribute._packed_blocks import BlockPool, PackedLayout
 
 FLOAT32 = np.dtype("float32")
@@ -168,3 +170,18 @@ def test_many_threads_never_share_a_block() -> None:
     assert not errors
     # As many as threads held at a time, not as many as were taken.
     assert sum(map(len, pool._free.values())) <= len(threads)
+
+
+def test_memory_of_a_layout_that_nobody_asks_for_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_packed_blocks, "_TAKES_KEPT", 4)
+    pool = BlockPool()
+    once, often = (PackedLayout(((length,),), np.dtype(np.float32)) for length in (100, 200))
+    places = {pool.take(often).ctypes.data}
+    gone = weakref.ref(pool.take(once).base)
+    for _ in range(12):
+        places.add(pool.take(often).ctypes.data)
+    gc.collect()
+    assert gone() is None
+    assert len(places) == 1

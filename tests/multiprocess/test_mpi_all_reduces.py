@@ -131,8 +131,10 @@ def test_outside_of_replicas(launch: list[WorkerResult], cluster: str) -> None:
 def test_the_report_is_the_same_on_all_ranks(launch: list[WorkerResult], cluster: str) -> None:
     reports = values_of(launch, cluster, "check_report")
     assert all(report == reports[0] for report in reports)
-    first, *decisions = reports[0].splitlines()
+    by_mpi, _, by_tensorflow = reports[0].partition("\nCosts (")
+    first, *decisions = by_mpi.splitlines()
     assert first.startswith("Buckets travel by MPI")
+    assert "'tensorflow': tensorflow" in by_tensorflow, "single calls went that way"
     assert any(re.search(r"'auto': mpi$", line) for line in decisions)
     assert any(re.search(r"'ring': ring$", line) for line in decisions)
     assert any(re.search(r"'halving_doubling': halving_doubling\[", line) for line in decisions)

@@ -40,6 +40,7 @@ class AllReduceCosts:
         overhead_seconds: of any plan.
         tensorflow_seconds: of an empty buffer.
         tensorflow_seconds_per_byte: of the buffer's size.
+        transport: by which buffers travel; by "mpi", its own all-reduce stands for TensorFlow's.
 
     Raises:
         ConfigurationError: a count is below 1, or a time is negative or not finite.
@@ -51,6 +52,7 @@ class AllReduceCosts:
     overhead_seconds: float
     tensorflow_seconds: float
     tensorflow_seconds_per_byte: float
+    transport: str = "tensorflow"
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "replicas_per_worker"):
@@ -59,7 +61,9 @@ class AllReduceCosts:
             require_number(name, getattr(self, name), may_equal_minimum=True)
 
     @classmethod
-    def typical(cls, num_workers: int, *, replicas_per_worker: int) -> AllReduceCosts:
+    def typical(
+        cls, num_workers: int, *, replicas_per_worker: int, transport: str = "tensorflow"
+    ) -> AllReduceCosts:
         """Of a network of 10 Gbit/s and gRPC, where nothing was measured."""
         link = LinkCost(latency_seconds=5e-4, seconds_per_byte=2e-9)
         own = algorithm_cost("ring", num_workers * replicas_per_worker, size_bytes=1.0)
@@ -70,6 +74,7 @@ class AllReduceCosts:
             overhead_seconds=1e-3,
             tensorflow_seconds=1e-3 + own.steps * link.latency_seconds,
             tensorflow_seconds_per_byte=own.bytes_sent * link.seconds_per_byte,
+            transport=transport,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -92,9 +92,12 @@ class LargeBatchAllReduce(CollectiveAllReduce):
         self, slices: tf.IndexedSlices, replica_id: int, options: AllReduceOptions
     ) -> tf.IndexedSlices:
         """The rows of all replicas."""
+        if self._group_size == 1:
+            return tf.IndexedSlices(
+                tf.identity(slices.values), tf.identity(slices.indices), slices.dense_shape
+            )
         launcher = self._launchers[replica_id]
-        is_static = slices.values.shape.is_fully_defined() and self._group_size > 1
-        in_graph = is_static and not tf.executing_eagerly()
+        in_graph = slices.values.shape.is_fully_defined() and not tf.executing_eagerly()
         if not in_graph or not self._goes_by_mpi(slices.values.dtype, options):
             return launcher.all_reduce_indexed_slices(slices, options)
         indices = tf.ensure_shape(slices.indices, slices.values.shape[:1])

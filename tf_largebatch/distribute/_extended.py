@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -86,8 +87,10 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
         self._cross_device_ops = self._make_cross_device_ops(
             self.worker_devices, self.selector, mpi
         )
+        self._selectors = [self.selector]
         if mpi is not None:
             self.selector = mpi.selector
+            self._selectors.insert(0, mpi.selector)
 
     def _make_cross_device_ops(
         self,
@@ -254,6 +257,12 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             options=options,
         )
 
+    def all_reduce_report(self) -> str:
+        """What was chosen for the strategy's transport, and for calls that go by TensorFlow's."""
+        first, *others = self._selectors
+        used = [each for each in others if each.has_decided]
+        return "\n".join(each.report() for each in (first, *used))
+
     def measure_costs(self) -> AllReduceCosts:
         """What an all-reduce costs between the workers; equal on all, which must all call it."""
 
@@ -268,12 +277,13 @@ class LargeBatchExtended(CollectiveAllReduceExtended):  # type: ignore[misc]
             )
             return np.max(by_rank.numpy(), axis=0).tolist()
 
-        return measure_costs(
+        costs = measure_costs(
             prepare,
             agree=agree,
             num_workers=self._num_workers,
             replicas_per_worker=self.selector.replicas_per_worker,
         )
+        return dataclasses.replace(costs, transport=self.selector.costs.transport)
 
     def gather_from_workers(self, value: tf.Tensor, *, purpose: str, detail: str = "") -> tf.Tensor:
         """`[n, ...]` of every worker, of one static shape, joined in rank order.

@@ -23,14 +23,13 @@ import tensorflow as tf
 
 from tf_largebatch.core.errors import MismatchError
 from tf_largebatch.core.topology import ClusterTopology
-from tf_largebatch.distribute._progress import CALL_ON_ALL, ProgressWatch, in_time
+from tf_largebatch.distribute._progress import CALL_ON_ALL, NO_ERROR, ProgressWatch, in_time
 from tf_largebatch.distribute._start_guard import listens
 
 _PROBE_ALL_SECONDS = 2.0
 _PROBE_SECONDS = 0.5
 _TELL_SECONDS = 2.0
 _LONGEST_TEXT = 2000
-NO_ERROR = "without an error"
 
 
 def speak_at_exit(

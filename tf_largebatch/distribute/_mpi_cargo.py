@@ -114,7 +114,10 @@ class Rows:
         return PackedLayout((self.shape,) * (self.workers * self.replicas), self.dtype)
 
     def describe(self) -> str:
-        return "mpi all_gather of"
+        return (
+            "mpi all_gather of a sparse gradient (equally many rows on each replica, so let them "
+            "divide the batch):"
+        )
 
     def load(self, arrays: Sequence[Array], block: Array, *, replica: int) -> None:
         (array,) = arrays

@@ -14,6 +14,7 @@ import random
 import socket
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,10 +30,11 @@ _LOOPBACK = "127.0.0.1"
 _ELSEWHERE = ("192.0.2.1", 9)
 _LONGEST_MESSAGE_BYTES = 16 * 1024
 _POLL_SECONDS = 0.001
+_TAG = 29_417  # hardly one of the program's own, whose messages may be on their way
 
 
-def join_mpi(mpi: Any, *, timeout_seconds: float) -> tuple[ClusterTopology, Any, bool]:
-    """The workers, a communicator in which they have their ranks, and whether they share cores.
+def join_mpi(mpi: Any, *, timeout_seconds: float) -> tuple[ClusterTopology, Any, float]:
+    """The workers, a communicator in which they have their ranks, and the cores of each here.
 
     Args:
         mpi: `mpi4py.MPI`, started.
@@ -52,29 +54,30 @@ def join_mpi(mpi: Any, *, timeout_seconds: float) -> tuple[ClusterTopology, Any,
             "every rank becomes a worker."
         )
     if world.size == 1:
-        return described, world, False
+        return described, world, float(len(os.sched_getaffinity(0)))
     if os.environ.get("TF_CONFIG", "").strip() and described.num_workers == 1:
         raise TopologyError(
             f"TF_CONFIG={os.environ['TF_CONFIG']!r} says that this process is alone, but MPI has "
             f"{world.size} ranks. Unset it, and every rank becomes a worker."
         )
     with contextlib.ExitStack() as ports:
-        port = None if os.environ.get(PORT_VARIABLE) else _hold_a_port(ports)
+        first_port = os.environ.get(PORT_VARIABLE) or None
         own = {
             "host": socket.gethostname(),
             "address": os.environ.get(HOST_VARIABLE) or _own_address(),
             "is_given": bool(os.environ.get(HOST_VARIABLE)),
-            "port": port,
+            "first_port": first_port,
+            "port": None if first_port else _hold_a_port(ports),
             "cores": sorted(os.sched_getaffinity(0)),
             "worker": described.rank if described.num_workers > 1 else None,
         }
         facts = exchange(mpi, world, own, timeout_seconds=timeout_seconds)
-        share_cores = warn_of_few_cores(facts, world.rank)
+        cores_per_rank = warn_of_few_cores(facts, world.rank)
         if described.num_workers > 1:
-            return described, _in_order_of(described, world, facts), share_cores
+            return described, _in_order_of(described, world, facts), cores_per_rank
         _refuse_some_workers(facts)
         addresses = _addresses(mpi, world, facts, timeout_seconds)
-    return ClusterTopology.from_addresses(addresses, rank=world.rank), world.Dup(), share_cores
+    return ClusterTopology.from_addresses(addresses, rank=world.rank), world.Dup(), cores_per_rank
 
 
 def exchange(mpi: Any, comm: Any, own: Any, *, timeout_seconds: float) -> list[Any]:
@@ -105,8 +108,8 @@ def collect(mpi: Any, comm: Any, own: Any, *, timeout_seconds: float) -> dict[in
     peers = [rank for rank in range(comm.size) if rank != comm.rank]
     received = {rank: bytearray(_LONGEST_MESSAGE_BYTES) for rank in peers}
     status = {rank: mpi.Status() for rank in peers}
-    arriving = {rank: comm.Irecv(received[rank], source=rank) for rank in peers}
-    leaving = [comm.Isend(text, dest=rank) for rank in peers]
+    arriving = {rank: comm.Irecv(received[rank], source=rank, tag=_TAG) for rank in peers}
+    leaving = [comm.Isend(text, dest=rank, tag=_TAG) for rank in peers]
     deadline = time.monotonic() + timeout_seconds
     while arriving:
         arriving = {
@@ -129,8 +132,8 @@ def collect(mpi: Any, comm: Any, own: Any, *, timeout_seconds: float) -> dict[in
     return {comm.rank: own, **messages}
 
 
-def warn_of_few_cores(facts: Sequence[dict[str, Any]], rank: int) -> bool:
-    """Whether the ranks of this host have fewer cores than they are; the first of them warns."""
+def warn_of_few_cores(facts: Sequence[dict[str, Any]], rank: int) -> float:
+    """How many cores each rank of this host may use; below 1, the first of them warns."""
     on_host = [other for other, fact in enumerate(facts) if fact["host"] == facts[rank]["host"]]
     cores = {core for other in on_host for core in facts[other]["cores"]}
     if rank == on_host[0] and len(cores) < len(on_host):
@@ -140,7 +143,7 @@ def warn_of_few_cores(facts: Sequence[dict[str, Any]], rank: int) -> bool:
             "down; start as many as there are cores, or fewer.",
             stacklevel=2,
         )
-    return len(cores) < len(on_host)
+    return len(cores) / len(on_host)
 
 
 def _addresses(
@@ -173,19 +176,24 @@ def _addresses(
 
 def _ports(facts: Sequence[dict[str, Any]]) -> list[int]:
     """Each rank's own, or the first one that it was given plus its place on its host."""
-    given = os.environ.get(PORT_VARIABLE)
-    if not given:
+    given, *others = dict.fromkeys(fact["first_port"] for fact in facts)
+    if others:
+        raise ConfigurationError(
+            f"{PORT_VARIABLE} of MPI's ranks, from rank 0 on, is "
+            f"{[fact['first_port'] for fact in facts]}; it must be the same on all, or unset."
+        )
+    if given is None:
         return [fact["port"] for fact in facts]
     if not given.isdecimal() or not 1 <= int(given) <= 65_535 - len(facts):
         raise ConfigurationError(
             f"{PORT_VARIABLE}={given!r}, the first port of each host, must be a whole number from "
             f"1 to {65_535 - len(facts)}."
         )
-    seen: dict[str, int] = {}
+    taken: Counter[str] = Counter()
     ports = []
     for fact in facts:
-        place = seen[fact["host"]] = seen.get(fact["host"], -1) + 1
-        ports.append(int(given) + place)
+        ports.append(int(given) + taken[fact["host"]])
+        taken[fact["host"]] += 1
     return ports
 
 

@@ -55,12 +55,17 @@ class MpiExit:
 
     def joined(self, topology: ClusterTopology, comm: Any, close: Callable[..., bool]) -> None:
         """From now on all ranks wait in `comm`, and `close` ends whatever uses MPI here."""
+        if self._witness is not None:  # of a strategy that was not to be
+            self._witness.dismiss()
+            self._close(timeout_seconds=_CLOSE_SECONDS)
         self._name = f"worker {topology.rank} at {topology.address}"
         self._comm, self._close = comm, close
         self._witness = Witness(self._name, topology.addresses)
 
     def _leave(self) -> None:
-        if self._mpi.Is_finalized():
+        if self._mpi.Is_finalized():  # by the program
+            if self._witness is not None:
+                self._witness.dismiss()
             return
         error = getattr(sys, "last_value", None)
         seconds = self._timeout_seconds

@@ -18,14 +18,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-_GOODBYE = b"goodbye\n"
+_GOODBYE, _TIDY = b"goodbye\n", b"tidy\n"
 # $1: the file whose maker speaks (noclobber: the first one alone can make it), $2: what it says.
 _SCRIPT = """
 read -r word
 [ "$word" = goodbye ] && exit
-set -C
-{ : > "$1"; } 2> /dev/null || exit
-echo "$2" >&2
+if [ "$word" != tidy ]; then
+    set -C
+    { : > "$1"; } 2> /dev/null || exit
+    echo "$2" >&2
+fi
 exec 2>&-  # whoever started the worker waits for the end of its output
 sleep 10
 rm -f "$1"
@@ -59,14 +61,17 @@ class Witness:
 
     def dismiss(self) -> None:
         """This process ends in good order."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(_GOODBYE)
-            self._process.stdin.close()
+        self._end(_GOODBYE)
 
     def speak_for_all(self, text: str) -> None:
         """Says why this process ends the others, in place of their witnesses on this host."""
         with contextlib.suppress(OSError):
             self._claim.touch()
         print(text, file=sys.stderr, flush=True)
-        self.dismiss()
+        self._end(_TIDY)
+
+    def _end(self, word: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(word)
+            self._process.stdin.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import tensorflow as tf
 
 from tf_largebatch.core.errors import ConfigurationError
@@ -35,7 +37,8 @@ class MpiWorkers:
             )
         mpi = load_mpi(timeout_seconds=start_timeout_seconds)
         end = MpiExit.of(mpi, timeout_seconds=timeout_seconds)
-        self.topology, comm, share_cores = join_mpi(mpi, timeout_seconds=start_timeout_seconds)
+        self.topology, comm, cores = join_mpi(mpi, timeout_seconds=start_timeout_seconds)
+        self._cores = cores
         self.engine: TransferEngine | None = None
         if self.topology.num_workers > 1:
             self.engine = TransferEngine(
@@ -43,6 +46,17 @@ class MpiWorkers:
                 comm,
                 self.topology,
                 timeout_seconds=timeout_seconds,
-                share_cores=share_cores,
+                share_cores=cores < 1,
             )
             end.joined(self.topology, comm, self.engine.close)
+
+    def limit_threads(self) -> None:
+        """Has TensorFlow compute with this rank's part of the cores, unless it was told otherwise.
+
+        A launcher such as mpiexec sets no limit, and each rank would start as many threads as the
+        host has cores. Before TensorFlow runs its first op.
+        """
+        told = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
+        threading = tf.config.threading
+        if not told and threading.get_intra_op_parallelism_threads() == 0:
+            threading.set_intra_op_parallelism_threads(max(1, int(self._cores)))

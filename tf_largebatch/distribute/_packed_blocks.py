@@ -17,6 +17,8 @@ import numpy.typing as npt
 # TensorFlow takes over foreign memory, and hands out parts of a tensor, without a copy where they
 # start at multiples of this.
 _ALIGNMENT_BYTES = 64
+# A layout that was not asked for among so many, the buckets of many steps, has no memory kept.
+_TAKES_KEPT = 5_000
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class BlockPool:
         self._lock = threading.Lock()
         # By layout, so that what lies behind a tensor in its last row stays 0.
         self._free: dict[PackedLayout, list[npt.NDArray[Any]]] = {}
+        self._used: set[PackedLayout] = set()  # since those not used were last given up
+        self._takes = 0
 
     def take(self, layout: PackedLayout) -> npt.NDArray[Any]:
         """A block for this layout.
@@ -86,12 +90,21 @@ class BlockPool:
         NumPy has them refer to what lies beneath.
         """
         with self._lock:
+            self._give_up_unused(layout)
             free = self._free.setdefault(layout, [])
             memory = free.pop() if free else _aligned_zeros(layout)
         block = memory[:]
         # Called wherever the last reference goes, which may be within `take`: takes no lock.
         weakref.finalize(block, free.append, memory).atexit = False
         return block
+
+    def _give_up_unused(self, layout: PackedLayout) -> None:
+        """Forgets layouts, as of graphs that are traced no more, that nobody asks for."""
+        self._used.add(layout)
+        self._takes += 1
+        if self._takes % _TAKES_KEPT == 0:
+            self._free = {each: free for each, free in self._free.items() if each in self._used}
+            self._used = {layout}
 
 
 def _aligned_zeros(layout: PackedLayout) -> npt.NDArray[Any]:

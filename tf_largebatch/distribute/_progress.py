@@ -25,6 +25,7 @@ _LONGEST_INTERVAL_SECONDS = 1.0
 _MISMATCH_AFTER_SECONDS = 3.0
 _SECONDS_PER_PEER = 0.05
 _LAST_WORD_SECONDS = 1.0
+NO_ERROR = "without an error"  # how a process ended that raised none
 CALL_ON_ALL = (
     "all it on all workers: fit, evaluate, predict, reading a metric that trained since it was "
     "last read, strategy.reduce, gather and barrier are nothing for one worker alone, in a "
@@ -72,15 +73,21 @@ def judge(
                 "Build the same model, optimizer, metrics, inputs and callbacks on every worker. "
                 f"What only one of them called, c{CALL_ON_ALL}"
             )
-    ended = [
-        f"worker {rank} at {topology.addresses[rank]}, which has ended {position.ended}"
+    gone = [
+        (rank, position.ended)
         for rank, position in peers.items()
         if position is not None and position.ended and position.arrivals < own.arrivals
     ]
-    if ended:
+    if gone:
+        ends = [
+            f"worker {rank} at {topology.addresses[rank]}, which has ended {how}"
+            for rank, how in gone
+        ]
+        has_left = any(how == NO_ERROR for _, how in gone)
         return (
             f"worker {topology.rank} at {topology.address} is at arrival {own.arrivals} "
-            f"({own.description}), and would wait for ever for {'; '.join(ended)}. C{CALL_ON_ALL}"
+            f"({own.description}), and would wait for ever for {'; '.join(ends)}."
+            + (f" C{CALL_ON_ALL}" if has_left else "")
         )
     if stalled_seconds < timeout_seconds:
         return None
@@ -117,21 +124,22 @@ def judge_wait(
         waiting_for: the bucket, in words.
         is_gone: whether nobody serves at an address any more.
     """
-    absent = []
+    absent, has_left = [], False
     for rank, position in peers.items():
         address = topology.addresses[rank]
         if position is not None and position.arrivals > own.arrivals:
             continue
         if position is not None and position.ended:
             absent.append(f"worker {rank} at {address}, which has ended {position.ended}")
+            has_left |= position.ended == NO_ERROR
         elif is_gone(address):
             absent.append(f"worker {rank} at {address}, which is gone: nobody listens there")
     if not absent:
         return None
     return (
         f"worker {topology.rank} at {topology.address} would wait for ever, with {waiting_for}, "
-        f"for {'; '.join(absent)}. See the logs of those, or of what started them. What they "
-        f"did not call, c{CALL_ON_ALL}"
+        f"for {'; '.join(absent)}. See the logs of those, or of what started them."
+        + (f" What they did not call, c{CALL_ON_ALL}" if has_left else "")
     )
 
 

@@ -69,7 +69,11 @@ class AlgorithmSelector:
         self._has_mpi = has_mpi
         self._num_workers = num_workers
         self.replicas_per_worker = replicas_per_worker
-        self.costs = AllReduceCosts.typical(num_workers, replicas_per_worker=replicas_per_worker)
+        self.costs = AllReduceCosts.typical(
+            num_workers,
+            replicas_per_worker=replicas_per_worker,
+            transport="mpi" if has_mpi else "tensorflow",
+        )
         self._source = "typical costs, as nothing was measured"
         self._decisions: dict[tuple[int, str, int, bool], _Decision] = {}
 
@@ -132,6 +136,11 @@ class AlgorithmSelector:
             ways = [_OWN]
         ranked = rank_by_seconds(ways, self.costs, size_bytes=size_bytes, at_once=at_once)
         return _Decision(size_bytes, option, at_once, tuple(ranked))
+
+    @property
+    def has_decided(self) -> bool:
+        """Whether anything was reduced by what it chose."""
+        return bool(self._decisions)
 
     def report(self) -> str:
         """What was decided for which buffers, and from what."""

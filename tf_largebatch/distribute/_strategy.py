@@ -159,6 +159,8 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         costs = None if all_reduce_costs is None else AllReduceCosts.from_dict(all_reduce_costs)
         if topology.num_workers > 1:
             check_order(has_joined=LargeBatchStrategy._has_joined)
+            if mpi is not None:
+                mpi.limit_threads()
         elif mpi is None:
             check_launcher()
         start_cluster(
@@ -201,7 +203,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
                 all_reduce == "auto" and (mpi is None or wire_dtype is not None)
             )
             if costs is not None:
-                check_costs(costs, topology.num_workers, extended.selector.replicas_per_worker)
+                check_costs(costs, extended.selector.costs)
                 extended.selector.use(costs, "given")
             elif on_cpu and chooses:
                 extended.selector.use(extended.measure_costs(), "measured at start")
@@ -213,7 +215,7 @@ class LargeBatchStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     def all_reduce_report(self) -> str:
         """Which algorithm was chosen for buffers of which size, with predicted times."""
-        return self.extended.selector.report()
+        return self.extended.all_reduce_report()
 
     @property
     def all_reduce_costs(self) -> dict[str, Any]:

@@ -70,14 +70,12 @@ def check_timeouts(start_timeout_seconds: float, timeout_seconds: float) -> None
             )
 
 
-def check_costs(costs: AllReduceCosts, num_workers: int, replicas_per_worker: int) -> None:
-    """Raises ConfigurationError unless they were measured on such a cluster."""
+def check_costs(costs: AllReduceCosts, present_costs: AllReduceCosts) -> None:
+    """Raises ConfigurationError unless they were measured on a cluster as that of the others."""
     measured, present = (
-        f"{workers} workers with {replicas} replicas each"
-        for workers, replicas in (
-            (costs.num_workers, costs.replicas_per_worker),
-            (num_workers, replicas_per_worker),
-        )
+        f"{each.num_workers} workers with {each.replicas_per_worker} replicas each, by "
+        f"transport={each.transport!r}"
+        for each in (costs, present_costs)
     )
     if measured != present:
         raise ConfigurationError(
