@@ -7,6 +7,7 @@ waits: whoever runs them asks MPI for progress.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +17,27 @@ import numpy.typing as npt
 from tf_largebatch.core.collective_plan import AllReducePlan, Piece, Step
 from tf_largebatch.distribute._packed_blocks import BlockPool, PackedLayout
 
+# Below 32 MiB, from which glibc always hands memory back to the system.
+_PART_BYTES = 4 * 2**20
+_PARTS_UNDER_WAY = 2
 Array = npt.NDArray[Any]
 Transfer = Iterator[list[Any]]
 
 
 def library_all_reduce(mpi: Any, comm: Any, flat: Array) -> Transfer:
-    """By MPI's own algorithm, in place."""
-    yield [comm.Iallreduce(mpi.IN_PLACE, flat, op=mpi.SUM)]
+    """By MPI's own algorithm, in place.
+
+    In parts, as MPICH asks for memory of a part's size each time: where that is so large that the
+    system hands it out anew, its page faults take longer than the sum.
+    """
+    length = _PART_BYTES // flat.itemsize
+    under_way: deque[Any] = deque()
+    for begin in range(0, len(flat), length):
+        if len(under_way) == _PARTS_UNDER_WAY:
+            yield [under_way.popleft()]
+        part = flat[begin : begin + length]
+        under_way.append(comm.Iallreduce(mpi.IN_PLACE, part, op=mpi.SUM))
+    yield list(under_way)
 
 
 def library_all_gather(mpi: Any, comm: Any, flat: Array) -> Transfer:
