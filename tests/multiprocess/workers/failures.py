@@ -54,6 +54,7 @@ def meet_and_leave(leaver: int) -> Callable[[int], None]:
             "bucket_bytes": DEFAULT_BUCKET_BYTES,
             "max_buckets_in_flight": DEFAULT_BUCKETS_IN_FLIGHT,
             "wire_dtype": None,
+            "transport": "tensorflow",
             "parallel_initialization": False,
             "all_reduce_costs": None,
             "timeout_seconds": LONG_SECONDS,
