@@ -225,7 +225,7 @@ def test_few_files_stay_open_and_none_after_the_source(
         chunks = list(pool.map(source.read_records, np.split(rows, 500)))
     assert [record for chunk in chunks for record in chunk] == [expected[row] for row in rows]
     gc.collect()
-    assert open_in(tmp_path) == 3
+    assert 1 <= open_in(tmp_path) <= 3  # threads may each have closed one to make room
     del source, pool
     gc.collect()
     assert open_in(tmp_path) == 0

@@ -26,7 +26,9 @@ except Exception as error:
     print(type(error).__name__, *(each.__name__ for each in type(error).__mro__))
     print(error)
 else:
-    print("LOADED", mpi.COMM_WORLD.size, mpi.Query_thread() == mpi.THREAD_MULTIPLE)
+    is_multiple = mpi.Query_thread() == mpi.THREAD_MULTIPLE
+    # In one piece, as ranks share the output.
+    print(f"LOADED {mpi.COMM_WORLD.size} {is_multiple}\\n", end="")
     import mpi4py
     print("FINALIZES", mpi4py.rc.finalize)
     mpi.Finalize()
