@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from tf_largebatch.core.errors import LargeBatchError, MismatchError, PeerTimeoutError
 from tf_largebatch.core.topology import ClusterTopology
-from tf_largebatch.distribute._mpi_cluster import collect, exchange
+from tf_largebatch.distribute._mpi_cluster import collect
 from tf_largebatch.distribute._mpi_transfers import Transfer
 
 # For so long after something has moved, and while values travel, MPI is asked without a pause,
@@ -76,6 +76,10 @@ class TransferEngine:
         topology: names them.
         timeout_seconds: how long the values of a bucket may travel.
         share_cores: whether there are more ranks than cores.
+
+    Attributes:
+        mpi, comm: as given.
+        failure: why nothing is summed any more; None while all is well.
     """
 
     def __init__(
@@ -96,7 +100,7 @@ class TransferEngine:
         self._lock = threading.Lock()  # of the next four
         self._handed_in: deque[Bucket] = deque()
         self._outstanding: dict[Bucket, None] = {}  # in order
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._is_closed = False
         self._driving = threading.Lock()  # whoever has it asks MPI; of the next four
         self._announced: deque[Bucket] = deque()
@@ -115,7 +119,7 @@ class TransferEngine:
             linger: whether the caller has nothing else to do, and comes back once it is summed.
         """
         with self._lock:
-            failure = self._failure
+            failure = self.failure
             if failure is None:
                 bucket.since = time.monotonic()
                 self._handed_in.append(bucket)
@@ -135,17 +139,12 @@ class TransferEngine:
     def fail(self, reason: str) -> None:
         """Ends all waits, those to come as well, with `reason`; from any thread."""
         with self._lock:
-            self._failure = self._failure or reason
-            reason = self._failure
+            self.failure = self.failure or reason
+            reason = self.failure
             outstanding, self._outstanding = list(self._outstanding), {}
         self._calls.put(None)
         for bucket in outstanding:
             bucket.deliver(reason)
-
-    @property
-    def failure(self) -> str | None:
-        """Why nothing is summed any more; None while all is well."""
-        return self._failure
 
     def waiting(self) -> tuple[float, str]:
         """For how many seconds the oldest bucket has been waiting, and what it is; 0.0 for none."""
@@ -163,10 +162,10 @@ class TransferEngine:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while self._failure is None:
+        while self.failure is None:
             self._calls.get()
             with self._driving:
-                while self._failure is None and self._outstanding:
+                while self.failure is None and self._outstanding:
                     self._drive()
             if self._is_closed:
                 return
@@ -186,7 +185,7 @@ class TransferEngine:
 
     def _take(self) -> None:
         """Sends the headers of what was handed in."""
-        while self._handed_in and self._failure is None:
+        while self._handed_in and self.failure is None:
             bucket = self._handed_in.popleft()
             bucket.request = self._headers.Iallreduce(
                 self.mpi.IN_PLACE, bucket.header, op=self.mpi.MAX
@@ -267,15 +266,8 @@ class TransferEngine:
 
     def _refuse(self, bucket: Bucket) -> None:
         """Raises MismatchError, on every rank; nothing of the bucket has travelled."""
-        said = exchange(
-            self.mpi,
-            self._headers,
-            [bucket.key, bucket.description],
-            timeout_seconds=_TELL_SECONDS,
-        )
-        lines = [
-            f"  {self._name(rank)}: {description}" for rank, (_, description) in enumerate(said)
-        ]
+        said = collect(self.mpi, self._headers, bucket.description, timeout_seconds=_TELL_SECONDS)
+        lines = [f"  {self._name(rank)}: {said[rank]}" for rank in sorted(said)]
         raise MismatchError(
             "workers run different programs: they are about to sum different buckets:\n"
             + "\n".join(lines)
