@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import os
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from tests.processes import kill_marked
 
 ROOT = Path(__file__).parents[1]
 _MARK = "TEST_MPI_LAUNCH"  # environment variable that tells whose a process is
@@ -119,21 +118,8 @@ class MpiLaunch:
 
     def stop(self) -> None:
         """Kills mpiexec and all that it started."""
-        while processes := self._alive():
-            for process in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            time.sleep(_POLL_SECONDS)
+        kill_marked(_MARK, self._mark)
         self.process.wait()
-
-    def _alive(self) -> list[psutil.Process]:
-        """All that inherited this launch's mark, whoever their parents and sessions are by now."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or not ours to read
-                if process.environ().get(_MARK) == self._mark:
-                    found.append(process)
-        return found
 
 
 def run_ranks(

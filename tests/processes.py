@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).parents[1]
+_POLL_SECONDS = 0.02
 
 
 def run_python(
@@ -55,3 +60,22 @@ def json_from_replicas(module: str, *, replicas: int) -> Any:
         "-m", module, seconds=240, environment={"TF_LARGEBATCH_CPU_REPLICAS": str(replicas)}
     )
     return json.loads(printed.splitlines()[-1])
+
+
+def kill_marked(variable: str, mark: str) -> None:
+    """Kills all that inherited a mark in their environment, until nothing is left of it."""
+    while processes := _marked(variable, mark):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(_POLL_SECONDS)
+
+
+def _marked(variable: str, mark: str) -> list[psutil.Process]:
+    """Whoever their parents and sessions are by now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or not ours to read
+            if process.environ().get(variable) == mark:
+                found.append(process)
+    return found

@@ -49,7 +49,8 @@ from pathlib import Path
 from typing import Any
 
 import portpicker
-import psutil
+
+from tests.processes import kill_marked
 
 WORKERS_FOLDER = Path(__file__).parent / "workers"
 REPOSITORY = Path(__file__).parents[2]
@@ -223,24 +224,11 @@ class _Launch:
 
     def stop(self) -> None:
         """Kills what still runs, with all it has started."""
-        while processes := self._alive():
-            for process in processes:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            time.sleep(_POLL_SECONDS)
+        kill_marked(_MARK, str(self._folder))
         self._process.wait()
         self._read_reports()
         for rank in self._ranks:
             self.codes.setdefault(rank, -signal.SIGKILL)
-
-    def _alive(self) -> list[psutil.Process]:
-        """All that inherited this launch's mark, whoever their parents and sessions are by now."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or not ours to read
-                if process.environ().get(_MARK) == str(self._folder):
-                    found.append(process)
-        return found
 
     def result(self, rank: int, address: str) -> WorkerResult:
         path = self._file(rank, "result")
